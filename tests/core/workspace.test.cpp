@@ -187,14 +187,16 @@ TEST_CASE("reserved memory is contiguous, whatever was taken before", "[core]") 
     const Workspace::Scope scope(workspace);
     if (before > 0) workspace.take<std::byte>(before);
     workspace.reserve(pieces * piece);
-    // pieces taken from the reserved block are adjacent
+    // pieces taken from the reserved block are in one block: adjacent, or with gaps for AddressSanitizer
     workspace.take<std::byte>(1 << 16);
     const Workspace::Scope again(workspace);
-    std::byte* last = workspace.take<std::byte>(piece);
+    std::byte *const first = workspace.take<std::byte>(piece), *last = workspace.take<std::byte>(piece);
+    const auto step = last - first;
+    CHECK((step == piece || step == piece + Index{line}));
     INFO(before << " bytes before");
-    for (Index k = 5; k < pieces; ++k) {
+    for (Index k = 6; k < pieces; ++k) {
       std::byte* const next = workspace.take<std::byte>(piece);
-      CHECK(next == last + piece);
+      CHECK(next == last + step);
       last = next;
     }
   }
@@ -203,6 +205,31 @@ TEST_CASE("reserved memory is contiguous, whatever was taken before", "[core]") 
   CHECK(nothing.take<std::byte>(0) != nullptr);
   CHECK(nothing.peak_bytes() == line);
 }
+
+#if NPRF_ADDRESS_SANITIZER
+TEST_CASE("AddressSanitizer knows which scratch memory is taken", "[core]") {
+  Workspace workspace;
+  const auto is_free = [](const std::byte* at) { return __asan_address_is_poisoned(at) != 0; };
+  for (const Index size : {0, 1, 63, 64, 1000, 70000, 200000}) {
+    std::byte *memory = nullptr, *later = nullptr;
+    {
+      const Workspace::Scope scope(workspace);
+      memory = workspace.take<std::byte>(size);
+      INFO(size << " bytes");
+      CHECK(__asan_region_is_poisoned(memory, static_cast<std::size_t>(size)) == nullptr);
+      CHECK((is_free(memory + size) && is_free(memory + in_lines(static_cast<std::size_t>(size)))));
+      {
+        const Workspace::Scope inner(workspace);
+        later = workspace.take<std::byte>(100);
+        CHECK_FALSE((is_free(later) || is_free(later + 99)));
+      }
+      CHECK(is_free(later));
+      CHECK((size == 0 || !is_free(memory)));
+    }
+    CHECK((is_free(memory) && is_free(later)));
+  }
+}
+#endif
 
 TEMPLATE_TEST_CASE("a workspace gives matrices and vectors of any shape", "[core]", NPRF_TEST_SCALARS) {
   Workspace workspace;

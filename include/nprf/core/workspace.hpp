@@ -11,10 +11,24 @@
 #include "nprf/core/buffer.hpp"
 #include "nprf/core/types.hpp"
 
+#if defined(__SANITIZE_ADDRESS__)
+#define NPRF_ADDRESS_SANITIZER 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define NPRF_ADDRESS_SANITIZER 1
+#endif
+#endif
+#if NPRF_ADDRESS_SANITIZER
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace nprf {
 
 /// A stack of scratch memory. Released memory is kept for later calls: a call that takes the same sizes as an earlier
 /// call allocates nothing. Not thread-safe.
+///
+/// AddressSanitizer reports reads and writes of memory that is not taken, as it does for memory that is not allocated:
+/// beside each piece, and after the end of its scope.
 ///
 ///     const Workspace::Scope scope(workspace);        // its destructor releases all memory taken after this line
 ///     auto z = workspace.matrix<float>(rows, cols);   // a map of uninitialised scalars
@@ -27,6 +41,7 @@ class Workspace {
       workspace.m_peak = m_mark.taken;
     }
     ~Scope() {
+      m_workspace.forbid_since(m_mark);
       m_workspace.m_mark = m_mark;
       m_workspace.m_peak = std::max(m_workspace.m_peak, m_outer_peak);
     }
@@ -69,6 +84,7 @@ class Workspace {
   /// Allocates memory so that the next calls of take() that total `size` bytes, each rounded up to a multiple of 64,
   /// allocate nothing.
   void reserve(std::size_t size) {
+    size += size / alignment * gap;
     for (std::size_t block = m_mark.block, used = m_mark.used; block < m_blocks.size(); ++block, used = 0)
       if (m_blocks[block].size - used >= size) return;
     add_block(block_size_for(size));
@@ -106,13 +122,14 @@ class Workspace {
   };
 
   std::byte* take_bytes(std::size_t size) {
-    size = std::max(alignment, (size + alignment - 1) / alignment * alignment);
+    const std::size_t lines = std::max(alignment, (size + alignment - 1) / alignment * alignment);
     Scope::Mark at = m_mark;
-    while (at.block < m_blocks.size() && m_blocks[at.block].size - at.used < size) ++at.block, at.used = 0;
-    if (at.block == m_blocks.size()) add_block(block_size_for(size));
+    while (at.block < m_blocks.size() && m_blocks[at.block].size - at.used < lines + gap) ++at.block, at.used = 0;
+    if (at.block == m_blocks.size()) add_block(block_size_for(lines + gap));
     std::byte* memory = m_blocks[at.block].memory.data() + at.used;
-    m_mark = {at.block, at.used + size, at.taken + size};
+    m_mark = {at.block, at.used + lines + gap, at.taken + lines};
     m_peak = std::max(m_peak, m_mark.taken);
+    allow(memory, size);
     return memory;
   }
 
@@ -124,6 +141,26 @@ class Workspace {
   void add_block(std::size_t size) {
     m_blocks.push_back({Buffer<std::byte>(static_cast<Index>(size)), size});
     m_allocated += size;
+    forbid(m_blocks.back().memory.data(), size);
+  }
+
+#if NPRF_ADDRESS_SANITIZER
+  static constexpr std::size_t gap = alignment;  // after each piece
+  static void allow(const std::byte* memory, std::size_t size) { ASAN_UNPOISON_MEMORY_REGION(memory, size); }
+  static void forbid(const std::byte* memory, std::size_t size) { ASAN_POISON_MEMORY_REGION(memory, size); }
+#else
+  static constexpr std::size_t gap = 0;
+  static void allow(const std::byte*, std::size_t) {}
+  static void forbid(const std::byte*, std::size_t) {}
+#endif
+
+  // all memory that was taken since then
+  void forbid_since(const Scope::Mark& then) const {
+    for (std::size_t block = then.block; gap > 0 && block <= m_mark.block && block < m_blocks.size(); ++block) {
+      const std::size_t begin = block == then.block ? then.used : 0,
+                        end = block == m_mark.block ? m_mark.used : m_blocks[block].size;
+      forbid(m_blocks[block].memory.data() + begin, end - begin);
+    }
   }
 
   std::vector<Block> m_blocks;
