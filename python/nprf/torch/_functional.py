@@ -16,7 +16,6 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Optional, TypedDict, Union, overload
 
 import torch
@@ -27,6 +26,7 @@ from .._attention import Normalization
 from .._native import Native, core, float32, float64
 from ..features import Features, FeaturesLike, by_identity, features_of
 from . import _gpu
+from ._integers import Integers, per_sequence
 from ._masks import padding_of
 from ._options import Options, Position, attention_of, options_of, position_name
 
@@ -318,7 +318,7 @@ def _(info: Any, dims: Any, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> An
 
 
 def _key_mask(
-    padding: Optional[Tensor], lengths: Union[None, Tensor, Sequence[int]], k: Tensor, tokens_first: bool
+    padding: Optional[Tensor], lengths: Optional[Integers], k: Tensor, tokens_first: bool
 ) -> Optional[Tensor]:
     """The operators' key_mask of a key_padding_mask [batch, n_k] (or [n_k] of one sequence) or of lengths [batch]; None
     without. ValueError for both or for other shapes, TypeError for other types."""
@@ -334,12 +334,7 @@ def _key_mask(
                 f"key_padding_mask: expected [{batch}, {n_k}] (sequences, keys), got the shape {list(padding.shape)}"
             )
         return ~padding_of(padding)
-    found = torch.as_tensor(lengths)
-    if found.numel() > 0 and (found.is_floating_point() or found.is_complex() or found.dtype == torch.bool):
-        raise TypeError(f"lengths: expected integers, got {found.dtype}")
-    if found.shape != (batch,):
-        raise ValueError(f"lengths: expected {batch} numbers (one a sequence), got the shape {list(found.shape)}")
-    return found.to(torch.int64)
+    return None if lengths is None else per_sequence("lengths", lengths, batch)
 
 
 class AttentionOptions(TypedDict, total=False):
@@ -351,7 +346,7 @@ class AttentionOptions(TypedDict, total=False):
     normalization: Normalization
     engine: str
     key_padding_mask: Optional[Tensor]
-    lengths: Union[None, Tensor, Sequence[int]]
+    lengths: Optional[Integers]
     extra: Optional[Tensor]
     layout: str
     offset: int
@@ -389,7 +384,7 @@ def attention(
     normalization: Normalization = Normalization.unit(),
     engine: str = "automatic",
     key_padding_mask: Optional[Tensor] = None,
-    lengths: Union[None, Tensor, Sequence[int]] = None,
+    lengths: Optional[Integers] = None,
     extra: Optional[Tensor] = None,
     layout: str = "heads_first",
     offset: int = 0,

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.dlpack import to_dlpack
 
 from .._native import float32
+from ._integers import check_range, for_kernels
 from ._options import Options, attention_of
 
 _scalars = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
@@ -123,16 +124,6 @@ def _mask_or_lengths(key_mask: Optional[Tensor]) -> tuple[Optional[Tensor], Opti
     return (key_mask, None) if key_mask is None or key_mask.dtype == torch.bool else (None, key_mask)
 
 
-def _check_lengths(lengths: Optional[Tensor], n_k: int) -> None:
-    """ValueError, as for tensors on the CPU, for a length that is not 0 to n_k. Lengths on a GPU are not checked, since the
-    call would have to wait for them; the plan clamps them to 0 to n_k."""
-    if lengths is None or lengths.is_cuda:
-        return
-    for s, length in enumerate(lengths.tolist()):
-        if not 0 <= length <= n_k:
-            raise ValueError(f"lengths[{s}]: expected 0 to {n_k} (the number of keys), got {length}")
-
-
 def _capsules(*tensors: Optional[Tensor]) -> list[Any]:
     return [None if x is None else to_dlpack(x) for x in tensors]
 
@@ -142,7 +133,7 @@ def _call(plan: Any, q: Tensor, parameters: Optional[Tensor], key_mask: Optional
     mask, lengths = _mask_or_lengths(key_mask)
     mask = None if mask is None else mask.contiguous()
     if lengths is not None:
-        lengths = lengths.to(torch.int32).to(q.device, non_blocking=True).contiguous()
+        lengths = for_kernels(lengths, q.device)
     return _module().CallArrays(*_capsules(parameters, mask, lengths, _workspace(plan, q)), _stream(q))
 
 
@@ -160,7 +151,8 @@ def forward(
     _check_devices(q, keys=k, values=v, bias=bias, extra=extra, key_padding_mask=mask)
     _check_heads(q, k, options)
     with torch.cuda.device_of(q):
-        _check_lengths(lengths, _tokens(k, options))
+        if lengths is not None:
+            check_range("lengths", lengths, _tokens(k, options), "the number of keys")
         y = q.new_empty((*q.shape[:-1], v.shape[-1]))
         if y.numel() > 0:
             plan = _plan_of(q, k, v, bias, extra, options, False)

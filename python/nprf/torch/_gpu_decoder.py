@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
@@ -14,8 +13,7 @@ from .._native import float32
 from ..features import FeaturesLike
 from ..positions import Position
 from . import _gpu
-
-Integers = Union[Tensor, Sequence[int]]
+from ._integers import Integers, check_range, for_kernels, per_sequence
 
 
 class GpuDecoder:
@@ -87,20 +85,16 @@ class GpuDecoder:
                 raise ValueError(f"{name}: expected [batch, heads, tokens, channels], got {list(x.shape)}")
         return _gpu._capsules(*(_gpu._readable(x.detach().resolve_neg()) for x in tensors.values()))
 
-    def _each(self, name: str, x: Integers, most: int) -> Tensor:
+    def _each(self, name: str, x: Integers, most: int, meaning: str) -> Tensor:
         """An integer for each sequence, on the GPU. ValueError for one that is not 0 to `most`, unless it is there already."""
-        given = x if isinstance(x, Tensor) else torch.tensor(x, device="cpu")
-        if given.dtype == torch.bool or given.is_floating_point() or given.is_complex():
-            raise TypeError(f"{name}: expected integers, got {given.dtype}")
-        if given.shape != (self.batch,):
-            raise ValueError(f"{name}: expected {self.batch} (one a sequence), got {list(given.shape)}")
-        for b, one in enumerate([] if given.is_cuda else given.tolist()):
-            if not 0 <= one <= most:
-                raise ValueError(f"{name}[{b}]: expected 0 to {most}, got {one}")
-        return given.to(torch.int32).to(self.device, non_blocking=True).contiguous()
+        found = per_sequence(name, x, self.batch)
+        check_range(name, found, most, meaning)
+        return for_kernels(found, self.device)
 
     def _lengths(self, lengths: Optional[Integers], k: Tensor) -> Any:
-        return None if lengths is None else _gpu._capsules(self._each("lengths", lengths, k.shape[-2]))[0]
+        if lengths is None:
+            return None
+        return _gpu._capsules(self._each("lengths", lengths, k.shape[-2], "the number of tokens"))[0]
 
     def append(self, k: Tensor, v: Tensor, lengths: Optional[Integers] = None) -> None:
         """Appends the tokens, of sequence b the first lengths[b], without their rows: O(tokens), one after another. The rows
@@ -129,13 +123,14 @@ class GpuDecoder:
     def rollback_each(self, tokens: Integers) -> None:
         """The same for all sequences: the last tokens[b] of sequence b."""
         with self._on_device():
-            self._decoder.rollback_each(*_gpu._capsules(self._each("tokens", tokens, 2**31 - 1)), self._stream())
+            counts = self._each("tokens", tokens, 2**31 - 1, "the largest int32")
+            self._decoder.rollback_each(*_gpu._capsules(counts), self._stream())
 
     def reorder(self, sequences: Integers) -> None:
         """Sequence b becomes a copy of what sequences[b] was, for all b, as beam search selects beams. If a sequence of a
         tensor on the GPU does not exist, nothing changes, and counts["rejected_reorders"] grows by 1."""
         with self._on_device():
-            chosen = self._each("sequences", sequences, self.batch - 1)
+            chosen = self._each("sequences", sequences, self.batch - 1, "the last sequence")
             self._decoder.reorder(*_gpu._capsules(chosen), self._stream())
 
     def fork(self, source: int, target: int) -> None:
