@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""python -m paper list | all | page | NAME...: see README.md."""
+"""python -m paper list | all | page | NAME... [page]: see README.md."""
 
 import argparse
 import os
@@ -21,9 +21,9 @@ def runs_of(experiment, options, seeds=None):
     ]
 
 
-def results_of(planned):
+def results_of(planned, or_committed=False):
     """The results of the runs that have one, and how many have none."""
-    found = [(run, run.result()) for run in planned]
+    found = [(run, run.result(or_committed)) for run in planned]
     entries = [(run.settings, run.seed, result) for run, result in found if result is not None]
     return Results(entries), len(planned) - len(entries)
 
@@ -43,9 +43,10 @@ def parser():
     made = argparse.ArgumentParser(
         prog="python -m paper", description="The experiments of Luo et al. 2021 in miniature."
     )
-    made.add_argument("names", nargs="+", metavar="NAME", help=f"list, all, page, or some of: {', '.join(NAMES)}")
+    made.add_argument("names", nargs="+", metavar="NAME", help=f"list, all, page, or some of {', '.join(NAMES)}, and then page")
     made.add_argument("--steps", type=int, help="steps of training, in place of those of the size")
     made.add_argument("--seeds", type=int, help="the number of seeds, in place of the experiment's")
+    made.add_argument("--missing", action="store_true", help="runs only what the committed page has no result of")
     made.add_argument("--jobs", type=int, help="runs at the same time; default: all cores, or one with a GPU")
     sizes = made.add_mutually_exclusive_group()
     sizes.add_argument("--paper-size", action="store_true", help="the sizes of the paper, for a GPU: days, not minutes")
@@ -62,7 +63,8 @@ def main(arguments=None):
         for name in NAMES:
             print(f"{name:10} {experiment_of(name).title}")
         return 0
-    names = NAMES if chosen.names[0] in ("all", "page") else chosen.names
+    writes = chosen.names[-1] in ("all", "page")
+    names = NAMES if chosen.names[0] in ("all", "page") else chosen.names[: -1 if writes else None]
     unknown = [name for name in names if name not in NAMES]
     if unknown:
         print(f"expected list, all, page, or some of {', '.join(NAMES)}; got {', '.join(unknown)}", file=sys.stderr)
@@ -70,19 +72,23 @@ def main(arguments=None):
     size = "paper" if chosen.paper_size else "tiny" if chosen.tiny else "small"
     options = Options(size, chosen.source or data.best_source(), chosen.steps)
     found = {}
+    runs_anything = chosen.names[0] != "page"
+    or_committed = size == "small" and (chosen.missing or not runs_anything)
     for name in names:
         experiment = experiment_of(name)
         planned = runs_of(experiment, options, chosen.seeds)
-        if chosen.names[0] != "page":
-            runs.run_all(name, planned, chosen.jobs or default_jobs(), experiment.alone)
-        results, missing = results_of(planned)
+        if runs_anything:
+            runs.run_all(name, planned, chosen.jobs or default_jobs(), experiment.alone, or_committed)
+        results, missing = results_of(planned, or_committed)
         if missing:
             print(f"{name}: {missing} of {len(planned)} runs have no result yet", file=sys.stderr)
             continue
         found[name] = results
+        if writes and size == "small":
+            runs.commit(name, planned)
         print(page.section(experiment, results))
         print(f"picture: {page.picture(experiment, results, runs.CACHE)}\n")
-    if chosen.names[0] in ("all", "page"):
+    if writes:
         print(f"written: {page.write([experiment_of(name) for name in NAMES], found, size, page_path(size))}")
     return 0
 

@@ -2,9 +2,11 @@
 """Runs of an experiment: one for each setting and seed, each in a process of its own, each result kept as a JSON file.
 
 A result is found again by the hash of all that it depends on, so that an interrupted experiment goes on where it was, and
-a changed setting runs anew. REVISION is counted up when code changes what results mean.
+a changed setting runs anew. REVISION is counted up when code changes what results mean. The results of the committed page
+are in the folder `results`, a file for each experiment, so that the page can be written again and get more rows.
 """
 
+import functools
 import hashlib
 import importlib
 import json
@@ -22,6 +24,7 @@ REVISION = 2
 CACHE = pathlib.Path(
     os.environ.get("NPRF_PAPER_CACHE", pathlib.Path(__file__).resolve().parents[2] / "build" / "paper")
 )
+COMMITTED = pathlib.Path(__file__).parent / "results"
 
 
 class Run(NamedTuple):
@@ -39,12 +42,29 @@ class Run(NamedTuple):
     def checkpoint(self):
         return self.path.with_suffix(".pt")
 
-    def result(self):
-        """What measure() returned, with machine and seconds; None if it has not run."""
+    def result(self, or_committed=False):
+        """What measure() returned, with machine and seconds; None if it has not run. Optionally, if it has not run here,
+        the result of the committed page."""
         try:
             return json.loads(self.path.read_text())["result"]
         except FileNotFoundError:
-            return None
+            return committed(self.experiment).get(self.path.stem) if or_committed else None
+
+
+@functools.lru_cache
+def committed(experiment):
+    """{name of a run's file: its result} of the committed page."""
+    path = COMMITTED / f"{experiment}.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def commit(experiment, planned):
+    """Writes the results of these runs as those of the committed page."""
+    found = {run.path.stem: run.result(or_committed=True) for run in planned}
+    COMMITTED.mkdir(exist_ok=True)
+    lines = [f"{json.dumps(name)}: {json.dumps(result)}" for name, result in found.items()]
+    (COMMITTED / f"{experiment}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    committed.cache_clear()
 
 
 def machine():
@@ -144,10 +164,10 @@ class Bar:
             self.stream.write("\n")
 
 
-def run_all(title, runs, jobs, alone=False):
+def run_all(title, runs, jobs, alone=False, but_committed=False):
     """Performs the runs that have no result yet: `jobs` at a time, or with `alone` one after another on one thread, for
-    timings."""
-    todo = [run for run in runs if run.result() is None]
+    timings. Optionally not those of the committed page."""
+    todo = [run for run in runs if run.result(but_committed) is None]
     if not todo:
         return
     bar = Bar(title, len(runs), len(runs) - len(todo))

@@ -12,7 +12,8 @@ from ..training import device
 from . import Experiment, mechanism_settings
 
 VARIANTS = (
-    "softmax", "softmax + RPE", "normalised softmax + RPE", "PRF", "NPRF", "NPRF + RPE", "Taylor + near field + RPE",
+    "softmax", "softmax + RPE", "normalised softmax", "normalised softmax + RPE", "PRF", "NPRF", "NPRF + RPE",
+    "Taylor + near field + RPE",
 )  # fmt: skip
 NEAR = 2  # a square of 3 x 3 patches
 
@@ -88,8 +89,14 @@ EXPERIMENT = Experiment(
         Expectation("softmax + RPE is better than softmax", below("accuracy", "softmax", "softmax + RPE")),
         Expectation("PRF is worse than softmax", below("accuracy", "PRF", "softmax")),
         Expectation("PRF is worse than NPRF + RPE", below("accuracy", "PRF", "NPRF + RPE")),
+        Expectation(
+            "exact weights of norm 1, which NPRF estimates, are worse than softmax, too (not in the paper)",
+            below("accuracy", "normalised softmax", "softmax"),
+        ),
     ),
     notes="RPE here is a bias for each displacement of two patches, with biases of its own for CLS; absolute positions "
     "are in all rows, as in DeiT. *Taylor + near field + RPE* approximates *normalised softmax + RPE*; the near field are "
-    "the 3 x 3 patches around the query's. With `--paper-size` too the pictures are those of Fashion-MNIST, not ImageNet.",
+    "the 3 x 3 patches around the query's. Without relative positions weights between exp(-1) and exp(1) are too even, "
+    "also if they are exact (*normalised softmax*): therefore NPRF is behind PRF. With `--paper-size` too the pictures are "
+    "those of Fashion-MNIST, not ImageNet.",
 )

@@ -19,5 +19,7 @@ def cache(tmp_path, monkeypatch):
     from paper import runs
 
     monkeypatch.setattr(runs, "CACHE", tmp_path)
+    monkeypatch.setattr(runs, "COMMITTED", tmp_path / "committed")
+    runs.committed.cache_clear()
     monkeypatch.setenv("NPRF_PAPER_CACHE", str(tmp_path))  # of other processes
     return tmp_path

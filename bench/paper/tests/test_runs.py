@@ -35,6 +35,24 @@ def test_an_interrupted_experiment_goes_on(cache):
     assert [run.path.stat().st_mtime_ns for run in planned[:-1]] == written
 
 
+def test_committed_results_are_found_on_request_and_only_missing_runs_are_run(cache):
+    planned = command.runs_of(command.experiment_of("theory"), OPTIONS, seeds=1)
+    for run in planned[:-1]:
+        runs.perform(run, lambda done, of: None)
+    expected = [run.result() for run in planned[:-1]]
+    runs.commit("theory", planned[:-1])
+    for run in planned[:-1]:
+        run.path.unlink()
+    assert all(run.result() is None for run in planned)
+    assert [run.result(or_committed=True) for run in planned] == [*expected, None]
+    runs.run_all("theory", planned, jobs=1, but_committed=True)
+    assert [run.path.exists() for run in planned] == [False] * (len(planned) - 1) + [True]
+    runs.commit("theory", planned)  # with those that were committed before
+    planned[-1].path.unlink()
+    assert [run.result(or_committed=True) for run in planned][:-1] == expected
+    assert planned[-1].result(or_committed=True)["seconds"] >= 0
+
+
 def test_bar_writes_a_line_for_each_finished_run_to_a_log():
     stream = io.StringIO()
     bar = runs.Bar("toy", 4, 1, stream)
