@@ -93,7 +93,7 @@ void print_table(const std::filesystem::path& folder, const Folders& samples, co
   if (!samples.empty()) half.set_sample(sample.q.from(0), sample.k.from(0), sample.v.from(0));
   const Index d = half.channels();
   std::printf("\n%s\n\n| %-36s | features | near | error | recomputed rows |\n|---|---|---|---|---|\n", title, "map");
-  using Projection::orthogonal, Projection::simplex;
+  using Projection::orthogonal, Projection::simplex, Projection::sphere_simplex;
   print_random("orthogonal", half,
                [&](const auto&, const auto&, auto seed) { return positive(d, d, orthogonal, seed); });
   print_random("simplex", half, [&](const auto&, const auto&, auto seed) { return positive(d, d, simplex, seed); });
@@ -104,6 +104,11 @@ void print_table(const std::filesystem::path& folder, const Folders& samples, co
     return centred(queries, keys, [&](const auto& z_q, const auto& z_k) {
       return positive(d, d, simplex, seed, sderf_tilt<float>(z_q, z_k));
     });
+  });
+  print_random("simplex on a sphere", half,
+               [&](const auto&, const auto&, auto seed) { return positive(d, d, sphere_simplex, seed); });
+  print_random("simplex on a sphere, centred", half, [&](const auto& queries, const auto& keys, auto seed) {
+    return centred(queries, keys, [&](const auto&, const auto&) { return positive(d, d, sphere_simplex, seed); });
   });
   for (const Index near : {0, 32})
     print_error("Taylor", half, std::vector{TaylorFeatures<float>({.input_dim = d})}, near);

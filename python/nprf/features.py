@@ -148,8 +148,8 @@ class RandomFeatures(Features):
     """Features of random vectors. ValueError for sizes below 1 and unknown names.
 
     kind: "positive" (m features, all positive), "hyperbolic" (2m, all positive) or "trigonometric" (2m, of both signs).
-    projection: "orthogonal", "gaussian", "sphere" or "simplex" random vectors. The same seed gives the same vectors on
-    every machine. tilt: for positive and hyperbolic features.
+    projection: "orthogonal", "gaussian", "sphere", "simplex" or "sphere_simplex" random vectors. The same seed gives the
+    same vectors on every machine. tilt: for positive and hyperbolic features.
     """
 
     _arguments = ("kind", "input_dim", "num_features", "projection", "seed", "tilt")

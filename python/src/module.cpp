@@ -149,8 +149,9 @@ Projection projection_of(const std::string& name) {
   if (name == "orthogonal") return Projection::orthogonal;
   if (name == "sphere") return Projection::sphere;
   if (name == "simplex") return Projection::simplex;
-  throw InvalidArgument(
-      nprf::detail::sentence("projection: expected gaussian, orthogonal, sphere or simplex, got ", name));
+  if (name == "sphere_simplex") return Projection::sphere_simplex;
+  throw InvalidArgument(nprf::detail::sentence(
+      "projection: expected gaussian, orthogonal, sphere, simplex or sphere_simplex, got ", name));
 }
 
 // with(map) for the class of random maps of this name

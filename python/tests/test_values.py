@@ -27,6 +27,7 @@ def values():
         nprf.ProjectedFeatures("positive", np.eye(8)),
         nprf.ProjectedFeatures("hyperbolic", np.eye(8)),
         nprf.RandomFeatures("positive", 8, 16, "simplex", 2**64 - 1, nprf.oprf_tilt(8, 1.5)),
+        nprf.RandomFeatures("positive", 8, 16, "sphere_simplex"),
         nprf.HeadFeatures([nprf.orf(8, 16, seed=s) for s in range(3)]),
         nprf.RelativePosition(b),
         nprf.RelativePosition(b.astype(np.float32)),

@@ -220,8 +220,8 @@ TEMPLATE_TEST_CASE("positive: a strided view and its copy have bitwise equal fea
 
 TEMPLATE_TEST_CASE("positive: backward is the derivative of the features", "[feature_map]", PositiveFeatures<double>,
                    HyperbolicFeatures<double>) {
-  for (const Projection projection :
-       {Projection::gaussian, Projection::orthogonal, Projection::sphere, Projection::simplex})
+  for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::sphere,
+                                      Projection::simplex, Projection::sphere_simplex})
     for (const double size : {0.2, 1.0, 1.5}) {
       const TestType features = make<TestType>(5, 11, projection);
       const Matrix<double> x = size * normal<double>(4, 5, 21);
@@ -292,17 +292,19 @@ TEST_CASE("the mean estimate with rows on the sphere is the hypergeometric funct
       const double half = static_cast<double>(d) / 2, z = (x + y).squaredNorm();
       const double expected =
           std::exp(-(x.squaredNorm() + y.squaredNorm()) / 2) * hypergeometric_0f1(half, half * z / 2);
-      const Statistics prf(
-          estimates([&](std::uint64_t seed) { return make<PositiveFeatures<double>>(d, 50, Projection::sphere, seed); },
-                    x, y, 3000));
-      const Statistics hyperbolic(estimates(
-          [&](std::uint64_t seed) { return make<HyperbolicFeatures<double>>(d, 50, Projection::sphere, seed); }, x, y,
-          1000));
-      INFO("d " << d << " norm " << norm);
-      CHECK(prf.mean_sigmas(expected) <= five_sigma);
-      CHECK(hyperbolic.mean_sigmas(expected) <= five_sigma);
-      // biased; checked where the bias is larger than the standard error
-      if (norm == 1 && d <= 8) CHECK(prf.mean_sigmas(exp_xy(x, y)) > five_sigma);
+      for (const Projection projection : {Projection::sphere, Projection::sphere_simplex}) {
+        const auto estimate = [&]<class F>(std::type_identity<F>, std::uint64_t seeds) {
+          return Statistics(
+              estimates([&](std::uint64_t seed) { return make<F>(d, 50, projection, seed); }, x, y, seeds));
+        };
+        const Statistics prf = estimate(std::type_identity<PositiveFeatures<double>>(), 3000),
+                         hyperbolic = estimate(std::type_identity<HyperbolicFeatures<double>>(), 1000);
+        INFO("d " << d << " norm " << norm << " projection " << static_cast<int>(projection));
+        CHECK(prf.mean_sigmas(expected) <= five_sigma);
+        CHECK(hyperbolic.mean_sigmas(expected) <= five_sigma);
+        // biased; checked where the bias is larger than the standard error
+        if (norm == 1 && d <= 8) CHECK(prf.mean_sigmas(exp_xy(x, y)) > five_sigma);
+      }
     }
 }
 

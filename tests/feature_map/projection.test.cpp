@@ -18,7 +18,7 @@ namespace {
 
 constexpr double epsilon = std::numeric_limits<double>::epsilon();
 constexpr Projection all_projections[] = {Projection::gaussian, Projection::orthogonal, Projection::sphere,
-                                          Projection::simplex};
+                                          Projection::simplex, Projection::sphere_simplex};
 
 Matrix<double> draw(Index m, Index d, Projection projection, std::uint64_t seed = 1) {
   return draw_projection<double>({.input_dim = d, .num_features = m, .projection = projection, .seed = seed});
@@ -51,6 +51,8 @@ TEST_CASE("a projection has m rows of d finite scalars", "[feature_map]") {
         CHECK(w.cols() == d);
         CHECK(w.allFinite());
         CHECK(w == draw(m, d, projection));
+        // on the sphere of one dimension all entries are 1 or -1
+        if (d == 1 && (projection == Projection::sphere || projection == Projection::sphere_simplex)) continue;
         CHECK(w != draw(m, d, projection, 2));
         CHECK(w != draw(m, d, projection, 1 + (std::uint64_t{1} << 32)));
       }
@@ -78,8 +80,8 @@ TEST_CASE("a projection rejects sizes below 1", "[feature_map]") {
 }
 
 TEST_CASE("draw_projection rejects a kind that is not an enumerator", "[feature_map]") {
-  check_invalid([&] { draw(4, 4, static_cast<Projection>(4)); },
-                {"projection: expected gaussian, orthogonal, sphere or simplex, got number 4"});
+  check_invalid([&] { draw(4, 4, static_cast<Projection>(5)); },
+                {"projection: expected gaussian, orthogonal, sphere, simplex or sphere_simplex, got number 5"});
 }
 
 TEST_CASE("a projection rejects sizes whose product overflows", "[feature_map]") {
@@ -109,33 +111,41 @@ TEST_CASE("the rows of each block are orthogonal, including an incomplete last b
 }
 
 TEST_CASE("the rows of each block point to the corners of a regular simplex", "[feature_map]") {
-  for (const Index d : {1, 2, 8, 31, 64})
-    for (const Index m : {Index{1}, d - 1, d, d + 1, 2 * d, 3 * d - 1}) {
-      if (m < 1) continue;
-      const Matrix<double> w = draw(m, d, Projection::simplex);
-      for (Index r = 0; r < m; r += d) {
-        const Matrix<double> block = w.middleRows(r, std::min(d, m - r)).rowwise().normalized();
-        const Index rows = block.rows();
-        const double cosine = rows > 1 ? -1 / static_cast<double>(rows - 1) : 0;
-        const Matrix<double> expected =
-            Matrix<double>::Constant(rows, rows, cosine) + (1 - cosine) * Matrix<double>::Identity(rows, rows);
-        INFO("d " << d << " m " << m << " block at " << r);
-        // orthogonality to (d + 4) eps, and the subtraction of the mean, which is 1 / sqrt(rows) of a row
-        CHECK((block * block.transpose() - expected).cwiseAbs().maxCoeff() <= 4 * epsilon * static_cast<double>(d + 4));
-      }
-      if (m > d && d > 2) {  // blocks are rotated independently
-        const double cosine = w.row(0).normalized().dot(w.row(d).normalized());
-        CHECK(std::abs(cosine + 1 / static_cast<double>(d - 1)) > 1e-6);
-      }
+  const auto check = [](Projection projection, Index m, Index d) {
+    const Matrix<double> w = draw(m, d, projection);
+    for (Index r = 0; r < m; r += d) {
+      const Matrix<double> block = w.middleRows(r, std::min(d, m - r)).rowwise().normalized();
+      const Index rows = block.rows();
+      const double cosine = rows > 1 ? -1 / static_cast<double>(rows - 1) : 0;
+      const Matrix<double> expected =
+          Matrix<double>::Constant(rows, rows, cosine) + (1 - cosine) * Matrix<double>::Identity(rows, rows);
+      INFO("d " << d << " m " << m << " block at " << r);
+      // orthogonality to (d + 4) eps, and the subtraction of the mean, which is 1 / sqrt(rows) of a row
+      const double rounding = epsilon * static_cast<double>(d + 4);
+      CHECK((block * block.transpose() - expected).cwiseAbs().maxCoeff() <= 4 * rounding);
+      if (projection == Projection::sphere_simplex && rows > 1)  // of one length, so that their sum is 0
+        CHECK(w.middleRows(r, rows).colwise().sum().norm() <=
+              4 * rounding * static_cast<double>(rows) * std::sqrt(static_cast<double>(d)));
     }
+    if (m > d && d > 2) {  // blocks are rotated independently
+      const double cosine = w.row(0).normalized().dot(w.row(d).normalized());
+      CHECK(std::abs(cosine + 1 / static_cast<double>(d - 1)) > 1e-6);
+    }
+  };
+  for (const Index d : {1, 2, 8, 31, 64})
+    for (const Index m : {Index{1}, d - 1, d, d + 1, 2 * d, 3 * d - 1})
+      for (const Projection projection : {Projection::simplex, Projection::sphere_simplex})
+        if (m >= 1) check(projection, m, d);
 }
 
 TEST_CASE("rows on the sphere have norm sqrt(d)", "[feature_map]") {
-  for (const Index d : {1, 2, 8, 64}) {
-    const Matrix<double> w = draw(50, d, Projection::sphere);
-    const double worst = (w.rowwise().squaredNorm().array() / static_cast<double>(d) - 1).abs().maxCoeff();
-    CHECK(worst <= epsilon * static_cast<double>(d + 8));  // |w|^2 is a sum of d terms
-  }
+  for (const Projection projection : {Projection::sphere, Projection::sphere_simplex})
+    for (const Index d : {1, 2, 8, 64}) {
+      const Matrix<double> w = draw(50, d, projection);
+      const double worst = (w.rowwise().squaredNorm().array() / static_cast<double>(d) - 1).abs().maxCoeff();
+      // |w|^2 is a sum of d terms; corners of a simplex have norm 1 up to the rounding of a row and of its mean
+      CHECK(worst <= (projection == Projection::sphere ? 1 : 4) * epsilon * static_cast<double>(d + 8));
+    }
 }
 
 TEST_CASE("the norms of Gaussian, orthogonal and simplex rows are independent and chi(d) distributed",
@@ -166,6 +176,12 @@ TEST_CASE("entries of Gaussian rows and of rows on the sphere have the moments o
 
 TEST_CASE("entries of simplex rows have the moments of a normal distribution", "[feature_map]") {
   for (const Index d : {1, 2, 5}) check_moments(draw(4000 * d, d, Projection::simplex), 3);
+}
+
+TEST_CASE("entries of simplex rows on the sphere have the moments of rows on the sphere", "[feature_map]") {
+  for (const Index d : {2, 5})
+    check_moments(draw(4000 * d, d, Projection::sphere_simplex),
+                  3 * static_cast<double>(d) / static_cast<double>(d + 2));
 }
 
 TEST_CASE("every entry of an orthogonal block has mean zero, as in a Haar distributed matrix", "[feature_map]") {

@@ -34,8 +34,8 @@ static_assert(!std::convertible_to<FeatureOptions, PositiveFeatures<float>>, "no
 
 TEMPLATE_TEST_CASE("a random map draws its projection in double and rounds it", "[feature_map]", NPRF_RANDOM_MAPS) {
   using T = typename TestType::Scalar;
-  for (const Projection projection :
-       {Projection::gaussian, Projection::orthogonal, Projection::sphere, Projection::simplex}) {
+  for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::sphere,
+                                      Projection::simplex, Projection::sphere_simplex}) {
     const FeatureOptions options{.input_dim = 5, .num_features = 12, .projection = projection, .seed = 77};
     const TestType features(options);
     CHECK(features.input_dim() == 5);
@@ -93,8 +93,8 @@ TEMPLATE_TEST_CASE("a copy of a random map is independent of the original", "[fe
 }
 
 TEMPLATE_TEST_CASE("a random map stores the options of its projection", "[feature_map]", NPRF_RANDOM_MAPS) {
-  for (const Projection projection :
-       {Projection::gaussian, Projection::orthogonal, Projection::sphere, Projection::simplex}) {
+  for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::sphere,
+                                      Projection::simplex, Projection::sphere_simplex}) {
     const TestType features(FeatureOptions{.input_dim = 5, .num_features = 12, .projection = projection, .seed = 77});
     CHECK(features.options().input_dim == 5);
     CHECK(features.options().num_features == 12);
@@ -105,8 +105,8 @@ TEMPLATE_TEST_CASE("a random map stores the options of its projection", "[featur
 
 TEMPLATE_TEST_CASE("redrawn: the result is the map with the new seed", "[feature_map]", NPRF_RANDOM_MAPS) {
   using T = typename TestType::Scalar;
-  for (const Projection projection :
-       {Projection::gaussian, Projection::orthogonal, Projection::sphere, Projection::simplex}) {
+  for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::sphere,
+                                      Projection::simplex, Projection::sphere_simplex}) {
     const FeatureOptions options{.input_dim = 6, .num_features = 11, .projection = projection, .seed = 5};
     const TestType features(options), other = redrawn(features, 6);
     CHECK(other.input_dim() == 6);

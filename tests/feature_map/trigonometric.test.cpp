@@ -218,8 +218,8 @@ TEMPLATE_TEST_CASE("TRF: no bit of a feature depends on the alignment of its sto
 }
 
 TEST_CASE("TRF: backward is the derivative of the features", "[feature_map]") {
-  for (const Projection projection :
-       {Projection::gaussian, Projection::orthogonal, Projection::sphere, Projection::simplex})
+  for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::sphere,
+                                      Projection::simplex, Projection::sphere_simplex})
     for (const double size : {0.2, 1.0, 1.5}) {
       const TrigonometricFeatures<double> features = make<double>(5, 11, projection);
       const Matrix<double> x = size * normal<double>(4, 5, 21);
@@ -262,8 +262,8 @@ TEMPLATE_TEST_CASE("TRF: the mean of phi(x).phi(y) over seeds is exp(x.y)", "[fe
 TEST_CASE("TRF: phi(x).phi(x) is exp of the squared norm of x for any projection", "[feature_map]") {
   // because sin^2 + cos^2 = 1, phi(x).phi(x) = exp(|x|^2)
   const Matrix<double> x = normal<double>(6, 5, 4);
-  for (const Projection projection :
-       {Projection::gaussian, Projection::orthogonal, Projection::sphere, Projection::simplex}) {
+  for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::sphere,
+                                      Projection::simplex, Projection::sphere_simplex}) {
     const Matrix<double> k = kernel(make<double>(5, 3, projection), x, x);
     for (Index i = 0; i < 6; ++i) {
       const double square = x.row(i).squaredNorm();

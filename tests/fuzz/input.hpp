@@ -135,11 +135,12 @@ class Input {
       if (kind == 1) return TrigonometricFeatures<T>(rows);
       return HyperbolicFeatures<T>(rows);
     }
-    const FeatureOptions options{.input_dim = d,
-                                 .num_features = m,
-                                 .projection = one_of<Projection>({Projection::gaussian, Projection::orthogonal,
-                                                                   Projection::sphere, Projection::simplex}),
-                                 .seed = m_bytes.ConsumeIntegral<std::uint64_t>()};
+    const FeatureOptions options{
+        .input_dim = d,
+        .num_features = m,
+        .projection = one_of<Projection>({Projection::gaussian, Projection::orthogonal, Projection::sphere,
+                                          Projection::simplex, Projection::sphere_simplex}),
+        .seed = m_bytes.ConsumeIntegral<std::uint64_t>()};
     if (kind == 0) return PositiveFeatures<T>(options);
     if (kind == 1) return TrigonometricFeatures<T>(options);
     return HyperbolicFeatures<T>(options);

@@ -23,8 +23,12 @@ namespace nprf {
 ///             where Gaussian rows have exp(|z|^2/2).
 /// simplex:    blocks of d rows that point to the corners of a randomly rotated regular simplex, so that the cosine of
 ///             two rows is -1/(rows of the block - 1); marginally N(0, I_d), so unbiased, and of positive features the
-///             one with the least variance (Reid et al. 2023).
-enum class Projection { gaussian, orthogonal, sphere, simplex };
+///             unbiased one with the least variance (Reid et al. 2023).
+/// sphere_simplex: the corners of such a simplex of radius sqrt(d); each row is distributed as those of sphere, so
+/// biased
+///             as they are. The rows of a block of two or more sum to 0. Of positive features the most accurate one for
+///             queries and keys of norm 1 (bench/accuracy.md).
+enum class Projection { gaussian, orthogonal, sphere, simplex, sphere_simplex };
 
 /// Options of a map with random vectors.
 struct FeatureOptions {
@@ -63,15 +67,19 @@ inline Matrix<double> simplex_corners(Matrix<double> q) {
 
 }  // namespace detail
 
-/// Draws the m x d projection in double, without a tilt. O(m d), for orthogonal and simplex rows O(m d^2). Throws
+/// Draws the m x d projection in double, without a tilt. O(m d), with blocks of rows O(m d^2). Throws
 /// InvalidArgument for sizes below 1 or whose product overflows, and for a projection that is not one of the
 /// enumerators.
 inline Matrix<double> draw_untilted_rows(const FeatureOptions& options) {
   const Index d = options.input_dim, m = options.num_features;
-  require(options.projection == Projection::gaussian || options.projection == Projection::orthogonal ||
-              options.projection == Projection::sphere || options.projection == Projection::simplex,
-          "projection: expected gaussian, orthogonal, sphere or simplex, got number ",
-          static_cast<int>(options.projection));
+  using enum Projection;
+  const Projection projection = options.projection;
+  const bool is_simplex = projection == simplex || projection == sphere_simplex,
+             is_on_sphere = projection == sphere || projection == sphere_simplex,
+             has_blocks = projection == orthogonal || is_simplex;
+  require(projection == gaussian || is_on_sphere || has_blocks,
+          "projection: expected gaussian, orthogonal, sphere, simplex or sphere_simplex, got number ",
+          static_cast<int>(projection));
   require(d >= 1, "input_dim: expected at least 1, got ", d);
   require(m >= 1, "num_features: expected at least 1, got ", m);
   const Index most = std::numeric_limits<Index>::max() / static_cast<Index>(sizeof(double)) / d;
@@ -79,15 +87,16 @@ inline Matrix<double> draw_untilted_rows(const FeatureOptions& options) {
 
   NormalDeviates normal(options.seed);
   Matrix<double> w = normal.matrix(m, d);  // (m,d)
-  if (options.projection == Projection::sphere) {
-    for (Index r = 0; r < m; ++r) w.row(r) *= std::sqrt(static_cast<double>(d)) / w.row(r).norm();
-  } else if (options.projection != Projection::gaussian) {
+  const double radius = std::sqrt(static_cast<double>(d));
+  if (projection == sphere) {
+    for (Index r = 0; r < m; ++r) w.row(r) *= radius / w.row(r).norm();
+  } else if (has_blocks) {
     NormalDeviates directions(options.seed, 1);
     for (Index r = 0; r < m; r += d) {
       const Index rows = std::min(d, m - r);
       Matrix<double> q = detail::haar_orthogonal(directions.matrix(rows, d));  // (rows,d)
-      if (options.projection == Projection::simplex) q = detail::simplex_corners(std::move(q));
-      for (Index i = 0; i < rows; ++i) w.row(r + i) = w.row(r + i).norm() * q.row(i);
+      if (is_simplex) q = detail::simplex_corners(std::move(q));
+      for (Index i = 0; i < rows; ++i) w.row(r + i) = (is_on_sphere ? radius : w.row(r + i).norm()) * q.row(i);
     }
   }
   return w;
