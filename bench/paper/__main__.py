@@ -63,17 +63,22 @@ def main(arguments=None):
         for name in NAMES:
             print(f"{name:10} {experiment_of(name).title}")
         return 0
-    writes = chosen.names[-1] in ("all", "page")
-    names = NAMES if chosen.names[0] in ("all", "page") else chosen.names[: -1 if writes else None]
+    writes = chosen.names[-1] == "page" or chosen.names == ["all"]
+    whole = chosen.names in (["all"], ["page"])
+    names = NAMES if whole else chosen.names[: -1 if writes else None]
     unknown = [name for name in names if name not in NAMES]
     if unknown:
         print(f"expected list, all, page, or some of {', '.join(NAMES)}; got {', '.join(unknown)}", file=sys.stderr)
         return 2
     size = "paper" if chosen.paper_size else "tiny" if chosen.tiny else "small"
     options = Options(size, chosen.source or data.best_source(), chosen.steps)
+    is_default = size == "small" and chosen.steps is None and chosen.seeds is None
+    if chosen.missing and not is_default:
+        print("--missing: expected the miniature's sizes, steps and seeds, got others", file=sys.stderr)
+        return 2
     found = {}
-    runs_anything = chosen.names[0] != "page"
-    or_committed = size == "small" and (chosen.missing or not runs_anything)
+    runs_anything = chosen.names != ["page"]
+    or_committed = is_default and (chosen.missing or not runs_anything)
     for name in names:
         experiment = experiment_of(name)
         planned = runs_of(experiment, options, chosen.seeds)
@@ -84,7 +89,7 @@ def main(arguments=None):
             print(f"{name}: {missing} of {len(planned)} runs have no result yet", file=sys.stderr)
             continue
         found[name] = results
-        if writes and size == "small":
+        if writes and is_default and options.source != "sample":
             runs.commit(name, planned)
         print(page.section(experiment, results))
         print(f"picture: {page.picture(experiment, results, runs.CACHE)}\n")

@@ -46,6 +46,12 @@
 #define NPRF_X86_64_LEVELS 0
 #endif
 
+/// 1: AddressSanitizer reports accesses to scratch memory that is not taken (core/workspace.hpp). All translation units
+/// of a program must use the same value, and be compiled with -fsanitize=address.
+#ifndef NPRF_CHECK_SCRATCH_MEMORY
+#define NPRF_CHECK_SCRATCH_MEMORY 0
+#endif
+
 #ifndef __cpp_exceptions
 #error "nprf reports errors by exceptions: compile without -fno-exceptions"
 #endif

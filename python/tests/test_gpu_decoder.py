@@ -8,7 +8,7 @@ from conftest import assert_as_exact, gpu, positions
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 import nprf.torch  # noqa: E402
-from nprf.torch import _decoder  # noqa: E402
+from nprf.torch import _decoder, _integers  # noqa: E402
 
 B, H, N, D, V = 2, 4, 17, 8, 5
 
@@ -269,6 +269,13 @@ def test_errors():
     rejects(ValueError, "to: expected 0 to 1", decoder.fork, 0, 2)
     rejects(ValueError, "sequence: expected 0 to 1", decoder.reset, -1)
     assert decoder.tokens == [0, 0]
+
+
+def test_integers_of_kernels_are_not_copied():
+    """So that a step in a graph allocates nothing for them."""
+    x = torch.tensor([3, 4], dtype=torch.int32)
+    assert _integers.for_kernels(_integers.per_sequence("x", x, 2), x.device).data_ptr() == x.data_ptr()
+    assert _integers.for_kernels(_integers.per_sequence("x", [3, 4], 2), x.device).dtype == torch.int32
 
 
 def test_steps_in_a_captured_graph():

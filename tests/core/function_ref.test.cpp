@@ -10,7 +10,7 @@ namespace nprf::test::core_function_ref {
 
 namespace {
 
-// what a function is that must not be compiled for each lambda
+// a function that is compiled once, whatever it is called with
 int twice(FunctionRef<int(int)> f, int x) { return f(f(x)); }
 
 }  // namespace
@@ -21,8 +21,11 @@ TEST_CASE("a FunctionRef calls the object that it refers to", "[core]") {
   CHECK(twice(add, 1) == 21);
   CHECK(calls == 2);
   CHECK(twice([](int x) { return -3 * x; }, 2) == 18);
-  const FunctionRef<int(int)> first = add, copy = first;  // refers to `add`, not to `first`
-  CHECK(copy(5) == 15);
+  const auto negate = [](int x) { return -x; };
+  FunctionRef<int(int)> first = add;
+  const FunctionRef<int(int)> copy = first;
+  first = negate;  // the copy refers to `add`, not to `first`
+  CHECK((first(5) == -5 && copy(5) == 15));
   CHECK(calls == 3);
 }
 
@@ -39,6 +42,7 @@ TEST_CASE("a FunctionRef forwards references, and converts results", "[core]") {
   without_result(x, 8);
   CHECK(x == std::vector<int>{7, 8});
   static_assert(!std::is_constructible_v<FunctionRef<int(int)>, int (*)(const char*)>);
+  static_assert(!std::is_constructible_v<FunctionRef<int(int)>, int(int)>);  // only function objects
 }
 
 }  // namespace nprf::test::core_function_ref

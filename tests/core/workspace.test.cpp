@@ -206,7 +206,7 @@ TEST_CASE("reserved memory is contiguous, whatever was taken before", "[core]") 
   CHECK(nothing.peak_bytes() == line);
 }
 
-#if NPRF_ADDRESS_SANITIZER
+#if NPRF_CHECK_SCRATCH_MEMORY
 TEST_CASE("AddressSanitizer knows which scratch memory is taken", "[core]") {
   Workspace workspace;
   const auto is_free = [](const std::byte* at) { return __asan_address_is_poisoned(at) != 0; };

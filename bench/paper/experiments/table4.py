@@ -90,13 +90,13 @@ EXPERIMENT = Experiment(
         Expectation("PRF is worse than softmax", below("accuracy", "PRF", "softmax")),
         Expectation("PRF is worse than NPRF + RPE", below("accuracy", "PRF", "NPRF + RPE")),
         Expectation(
-            "exact weights of norm 1, which NPRF estimates, are worse than softmax, too (not in the paper)",
+            "exact weights of norm 1, which NPRF estimates, are also worse than softmax (not in the paper)",
             below("accuracy", "normalised softmax", "softmax"),
         ),
     ),
     notes="RPE here is a bias for each displacement of two patches, with biases of its own for CLS; absolute positions "
     "are in all rows, as in DeiT. *Taylor + near field + RPE* approximates *normalised softmax + RPE*; the near field are "
-    "the 3 x 3 patches around the query's. Without relative positions weights between exp(-1) and exp(1) are too even, "
-    "also if they are exact (*normalised softmax*): therefore NPRF is behind PRF. With `--paper-size` too the pictures are "
-    "those of Fashion-MNIST, not ImageNet.",
+    "the 3 x 3 patches around the query's. Without relative positions weights between exp(-1) and exp(1) are too even, even if "
+    "they are exact (*normalised softmax*), which may be why NPRF is behind PRF; NPRF is better than the weights that it "
+    "estimates. With `--paper-size` too the pictures are those of Fashion-MNIST, not ImageNet.",
 )

@@ -22,4 +22,5 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "COMMITTED", tmp_path / "committed")
     runs.committed.cache_clear()
     monkeypatch.setenv("NPRF_PAPER_CACHE", str(tmp_path))  # of other processes
-    return tmp_path
+    yield tmp_path
+    runs.committed.cache_clear()

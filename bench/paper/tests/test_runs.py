@@ -116,5 +116,15 @@ def test_a_changed_file_is_refused(tmp_path):
 def test_command_line(capsys):
     assert command.main(["list"]) == 0
     assert "table2" in capsys.readouterr().out
-    assert command.main(["table7"]) == 2
-    assert "table7" in capsys.readouterr().err
+    for wrong in (["table7"], ["theory", "table7", "page"], ["table4", "all"], ["all", "table4"], ["page", "table4"]):
+        assert command.main(wrong) == 2
+        assert "expected list, all, page" in capsys.readouterr().err
+    assert command.main(["theory", "--missing", "--tiny"]) == 2
+    assert "--missing: expected" in capsys.readouterr().err
+
+
+def test_an_experiment_and_page_write_its_part_of_the_page(cache, capsys):
+    assert command.main(["theory", "page", "--tiny", "--source", "sample", "--seeds", "1", "--jobs", "1"]) == 0
+    assert "written: " in capsys.readouterr().out
+    assert command.experiment_of("theory").title in (cache / "RESULTS.md").read_text()
+    assert not (cache / "committed").exists()  # only the miniature's

@@ -16,7 +16,8 @@ template <class Result, class... Arguments>
 class FunctionRef<Result(Arguments...)> {
  public:
   template <class F>
-    requires std::is_invocable_r_v<Result, const F&, Arguments...> && (!std::same_as<F, FunctionRef>)
+    requires std::is_object_v<F> && std::is_invocable_r_v<Result, const F&, Arguments...> &&
+                 (!std::same_as<F, FunctionRef>)
   FunctionRef(const F& f)
       : m_object(&f), m_call([](const void* object, Arguments... arguments) -> Result {
           if constexpr (std::is_void_v<Result>)

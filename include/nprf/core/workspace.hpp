@@ -8,17 +8,11 @@
 #include <stdexcept>
 #include <vector>
 
+#include "nprf/config.hpp"
 #include "nprf/core/buffer.hpp"
 #include "nprf/core/types.hpp"
 
-#if defined(__SANITIZE_ADDRESS__)
-#define NPRF_ADDRESS_SANITIZER 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define NPRF_ADDRESS_SANITIZER 1
-#endif
-#endif
-#if NPRF_ADDRESS_SANITIZER
+#if NPRF_CHECK_SCRATCH_MEMORY
 #include <sanitizer/asan_interface.h>
 #endif
 
@@ -27,8 +21,8 @@ namespace nprf {
 /// A stack of scratch memory. Released memory is kept for later calls: a call that takes the same sizes as an earlier
 /// call allocates nothing. Not thread-safe.
 ///
-/// AddressSanitizer reports reads and writes of memory that is not taken, as it does for memory that is not allocated:
-/// beside each piece, and after the end of its scope.
+/// With NPRF_CHECK_SCRATCH_MEMORY, AddressSanitizer reports reads and writes of memory that is not taken, as it does
+/// for memory that is not allocated: beside each piece, and after the end of its scope.
 ///
 ///     const Workspace::Scope scope(workspace);        // its destructor releases all memory taken after this line
 ///     auto z = workspace.matrix<float>(rows, cols);   // a map of uninitialised scalars
@@ -144,7 +138,7 @@ class Workspace {
     forbid(m_blocks.back().memory.data(), size);
   }
 
-#if NPRF_ADDRESS_SANITIZER
+#if NPRF_CHECK_SCRATCH_MEMORY
   static constexpr std::size_t gap = alignment;  // after each piece
   static void allow(const std::byte* memory, std::size_t size) { ASAN_UNPOISON_MEMORY_REGION(memory, size); }
   static void forbid(const std::byte* memory, std::size_t size) { ASAN_POISON_MEMORY_REGION(memory, size); }

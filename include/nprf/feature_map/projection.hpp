@@ -24,10 +24,10 @@ namespace nprf {
 /// simplex:    blocks of d rows that point to the corners of a randomly rotated regular simplex, so that the cosine of
 ///             two rows is -1/(rows of the block - 1); marginally N(0, I_d), so unbiased, and of positive features the
 ///             unbiased one with the least variance (Reid et al. 2023).
-/// sphere_simplex: the corners of such a simplex of radius sqrt(d); each row is distributed as those of sphere, so
-/// biased
-///             as they are. The rows of a block of two or more sum to 0. Of positive features the most accurate one for
-///             queries and keys of norm 1 (bench/accuracy.md).
+/// sphere_simplex:
+///             the corners of such a simplex of radius sqrt(d). Each row has the distribution of those of sphere, and
+///             their bias; the rows of a block of two or more sum to 0. In bench/accuracy.md it is the most accurate
+///             one for positive features of queries and keys of norm 1.
 enum class Projection { gaussian, orthogonal, sphere, simplex, sphere_simplex };
 
 /// Options of a map with random vectors.

@@ -334,7 +334,7 @@ def _key_mask(
                 f"key_padding_mask: expected [{batch}, {n_k}] (sequences, keys), got the shape {list(padding.shape)}"
             )
         return ~padding_of(padding)
-    return None if lengths is None else per_sequence("lengths", lengths, batch)
+    return None if lengths is None else per_sequence("lengths", lengths, batch).to(torch.int64)
 
 
 class AttentionOptions(TypedDict, total=False):

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/toeplitz/direct/tile_weights.hpp"
 
+#include <cmath>
+
 #include "nprf/toeplitz/direct/backward_tile.hpp"
 #include "nprf/toeplitz/direct/tiled_product.hpp"
 #include "support/catch.hpp"

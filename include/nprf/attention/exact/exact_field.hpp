@@ -8,9 +8,7 @@
 #include "nprf/attention/exact/softmax_tile.hpp"
 #include "nprf/attention/fallback/row_error_bound.hpp"
 #include "nprf/attention/weights/pair_bias.hpp"
-#include "nprf/core/lag_problem.hpp"
 #include "nprf/core/row_quotient.hpp"
-#include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 
@@ -64,7 +62,8 @@ class FieldBiases : public ScoreBiases<T> {
 template <Real T>
 class ExactField {
  public:
-  /// For normalised queries q (n_q,d) and keys k (n_k,d); the keys must be finite. Refers to all of them.
+  /// For normalised queries q (n_q,d) and keys k (n_k,d); the keys must be finite. Refers to all of them, which must
+  /// outlive it.
   ExactField(const FieldBiases<T>& biases, const MatrixView<T>& q, const MatrixView<T>& k, const Team& team)
       : m_biases(biases), m_q(q), m_k(k), m_team(team) {}
 
@@ -90,11 +89,9 @@ class ExactField {
     if (m_biases.empty()) return;
     const Workspace::Scope scope(m_team.workspace());
     const Index size = m_biases.gradient_size(out.db);
-    const auto db =
-        add_exponential_gradients<T>(m_biases, {m_q, m_k, U, G, log_scales, exponents}, out.dq, out.dk, out.dU, size,
-                                     m_team, [&](Index i, Index j0, Index count, const T* of, T* share) {
-                                       if (size > 0) m_biases.add_gradient(i, j0, count, of, share);
-                                     });
+    const auto db = add_exponential_gradients<T>(
+        m_biases, {m_q, m_k, U, G, log_scales, exponents}, out.dq, out.dk, out.dU, size, m_team,
+        [&](Index i, Index j0, Index count, const T* of, T* share) { m_biases.add_gradient(i, j0, count, of, share); });
     for (Index block = 0; block < db.rows() && size > 0; ++block) m_biases.add_share(db.row(block).data(), out.db);
   }
 
@@ -102,8 +99,8 @@ class ExactField {
   template <class RowN>
   void add_row(Index i, const RowN& N, T D, T largest, FarSums<T>& far, RowErrorBound<T>& errors) const {
     if (D == 0) return;  // no key of the field
-    if (!m_biases.are_relative_to_row() &&
-        largest < -largest_exponent<T>) {  // relative to a bias that it does not have
+    // relative to a bias that the row does not have
+    if (!m_biases.are_relative_to_row() && largest < -largest_exponent<T>) {
       far.D[i] = 0;
       return;
     }

@@ -90,8 +90,8 @@ struct ExponentialSums {
 // with P = G U^T and S = q k^T:  dS = P o w, dq = dS k, dk = dS^T q, dU = w^T G, db = dS
 /// Adds the gradients of w U, w_ij = exp(q_i.k_j + b_ij + reference_i - log_scale_i), to dq (rows,d), dk (n_k,d) and
 /// dU (n_k,p), for the biases.reference(i) of which the biases of row i are differences. add_db(i, j0, count, db,
-/// share) adds db (count), the gradients of the biases of row i and keys j0, j0 + 1, ..., to a share (size). Returns
-/// the shares (blocks,size), in the team's workspace.
+/// share) adds db (count), the gradients of the biases of row i and keys j0, j0 + 1, ..., to a share (size); it is not
+/// called if the size is 0. Returns the shares (blocks,size), in the team's workspace.
 template <Real T>
 MatrixMap<T> add_exponential_gradients(const ScoreBiases<T>& biases, const ExponentialSums<T>& of, MatrixRef<T> dq,
                                        MatrixRef<T> dk, MatrixRef<T> dU, Index size, const Team& team,
@@ -107,6 +107,7 @@ MatrixMap<T> add_exponential_gradients(const ScoreBiases<T>& biases, const Expon
   toeplitz::GradientRefs<T> gradients{dq, dk, dU, Eigen::Map<Vector<T>>(nullptr, 0)};
   return toeplitz::TiledProduct<T>(x, weights)
       .add_gradients(of.G, gradients, size, team, [&](const toeplitz::PairRow<T>& pairs, T* share) {
+        if (size == 0) return;
         const toeplitz::RowRange keys = biases.keys(pairs.i, 1);
         const Index first = std::max(keys.begin - pairs.j0, Index{0}), end = std::min(keys.end - pairs.j0, pairs.count);
         if (first >= end) return;

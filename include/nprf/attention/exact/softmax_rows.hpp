@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <cmath>
-#include <limits>
 #include <span>
 
 #include "nprf/attention/exact/exponential_weights.hpp"

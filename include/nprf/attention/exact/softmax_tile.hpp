@@ -19,10 +19,11 @@ class ScoreBiases {
   /// The keys that queries i0..i0+rows-1 attend to, and maybe others between them.
   virtual toeplitz::RowRange keys(Index i0, Index rows) const = 0;
 
-  /// b (count) becomes the biases of query i and keys j0..j0+count-1, less reference(i); -infinity for a key that the
-  /// query does not attend to.
+  /// b (count) becomes the biases of query i and keys j0..j0+count-1, less a constant of the query; -infinity for a key
+  /// that the query does not attend to.
   virtual void set(Index i, Index j0, Index count, T* b) const = 0;
 
+  /// That constant, relative to the one that log-scales of the query's weights are relative to.
   virtual double reference(Index i) const = 0;
 
  protected:

@@ -10,6 +10,8 @@
 #include "nprf/core/block_product.hpp"
 #include "nprf/core/pack.hpp"
 #include "nprf/core/team.hpp"
+#include "nprf/toeplitz/direct/backward_tile.hpp"
+#include "nprf/toeplitz/direct/forward_tile.hpp"
 #include "nprf/toeplitz/direct/tile_weights.hpp"
 #include "nprf/toeplitz/direct/tiled_product.hpp"
 #include "nprf/toeplitz/factors.hpp"
@@ -35,16 +37,13 @@ class RowWeights final : public toeplitz::TileWeights<T> {
       : m_bias(bias), m_rows(rows), m_largest(largest) {}
 
   void set(const toeplitz::PairBlock& of, toeplitz::WeightBlock<T>& c) const override {
-    constexpr Index at_once = 128;
-    double b[at_once];
+    constexpr Index most = std::max(toeplitz::ForwardTile<T>::keys, toeplitz::BackwardTile<T>::keys);
+    double b[most];
     for (Index k = 0; k < Block<T>::rows; ++k) {
       T* weights = c.own_row(k);
       const Index i = of.i + std::min(k, of.rows - 1), width = of.packs * Pack<T>::size;
-      for (Index j0 = 0; j0 < of.count; j0 += at_once) {
-        const Index count = std::min(at_once, of.count - j0);
-        m_bias(m_rows.index(i), m_largest.bias[i], of.j0 + j0, count, b);
-        for (Index j = 0; j < count; ++j) weights[j0 + j] = static_cast<T>(b[j] - m_largest.scaled[i]);
-      }
+      m_bias(m_rows.index(i), m_largest.bias[i], of.j0, of.count, b);
+      for (Index j = 0; j < of.count; ++j) weights[j] = static_cast<T>(b[j] - m_largest.scaled[i]);
       std::fill(weights + of.count, weights + width, -std::numeric_limits<T>::infinity());
       for (Index j = 0; j < width; j += Pack<T>::size) exp(Pack<T>::load(weights + j)).store(weights + j);
     }
