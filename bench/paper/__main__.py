@@ -43,7 +43,9 @@ def parser():
     made = argparse.ArgumentParser(
         prog="python -m paper", description="The experiments of Luo et al. 2021 in miniature."
     )
-    made.add_argument("names", nargs="+", metavar="NAME", help=f"list, all, page, or some of {', '.join(NAMES)}, and then page")
+    made.add_argument(
+        "names", nargs="+", metavar="NAME", help=f"list, all, page, or some of {', '.join(NAMES)}, and then page"
+    )
     made.add_argument("--steps", type=int, help="steps of training, in place of those of the size")
     made.add_argument("--seeds", type=int, help="the number of seeds, in place of the experiment's")
     made.add_argument("--missing", action="store_true", help="runs only what the committed page has no result of")
