@@ -182,8 +182,7 @@ class FeatureGradients {
     for (int tile_of_d = 0; tile_of_d < tiles; ++tile_of_d) {
       const int k0 = tile_of_d * tile;
       __syncthreads();
-      load_gradients(g(), k0);
-      load_gradients(g() + k_tile * stride, k0 + k_tile);
+      load_gradients<tile>(g(), k0);
       __syncthreads();
       for_each_entry(tile_of_d, [&](float& dx, int i, int k) {
         const float g_k = g()[(k - k0) * stride + m_row + i];
@@ -267,11 +266,12 @@ class FeatureGradients {
     return has ? m_task.log_domain.g_phi[static_cast<std::ptrdiff_t>(m_z) * n() + m_t0 + t] : 0.0f;
   }
 
-  // to[k][t] = g of feature f0 + k, zero beyond the last feature
+  // to[k][t] = g of feature f0 + k, for k < count; zero beyond the last feature
+  template <int count = k_tile>
   __device__ __forceinline__ void load_gradients(float* to, int f0) const {
     const int end = f0 < m_task.features.m ? m_task.features.m : r();
-    for (int e = static_cast<int>(threadIdx.x); e < k_tile * tile; e += TileShape::threads) {
-      const int k = e % k_tile, t = e / k_tile;
+    for (int e = static_cast<int>(threadIdx.x); e < count * tile; e += TileShape::threads) {
+      const int k = e % count, t = e / count;
       to[k * stride + t] = f0 + k < end && m_t0 + t < n() ? gradient(t, f0 + k) : 0.0f;
     }
   }
@@ -319,13 +319,17 @@ __global__ void __launch_bounds__(FeatureShape::threads, FeatureGradientShape::b
     feature_gradients_kernel(FeatureGradientTask<S> task) {
   start_kernel();
   FeatureGradients<S, tiles, has_gradient_tile> gradients(task);
-  if (task.features.kind == FeatureKind::elu)
+  if constexpr (has_gradient_tile) {
+    if (task.features.kind == FeatureKind::quadratic)
+      gradients.add_quadratic();
+    else
+      gradients.add_projections();
+    gradients.propagate_centring();
+  } else if (task.features.kind == FeatureKind::elu) {
     gradients.add_elu();
-  else if (has_gradient_tile && task.features.kind == FeatureKind::quadratic)
-    gradients.add_quadratic();
-  else
+  } else {
     gradients.add_projections();
-  if constexpr (has_gradient_tile) gradients.propagate_centring();
+  }
   gradients.store_all();
 }
 

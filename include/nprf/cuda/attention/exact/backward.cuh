@@ -99,15 +99,19 @@ class ExactPairTile {
     float s[4][4] = {}, dy_v[4][4] = {};
     add_products(s, task.pairs.q, i0, task.pairs.k, j0);
     add_products(dy_v, task.dy, i0, task.V, j0);
-    __syncthreads();
+    // s and dy.v lie where p and g will be, so that one copy of the code computes all pairs
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float2 of_pair = task.gradients(z, i0 + row() + i, j0 + column() + j, s[i][j], dy_v[i][j]);
-        p()[(row() + i) * stride + column() + j] = of_pair.x;
-        g()[(row() + i) * stride + column() + j] = of_pair.y;
-      }
+    for (int i = 0; i < 4; ++i) {
+      store(p() + (row() + i) * stride + column(), s[i]);
+      store(g() + (row() + i) * stride + column(), dy_v[i]);
+    }
+#pragma unroll 1
+    for (int pair = 0; pair < 16; ++pair) {
+      const int i = row() + pair / 4, j = column() + pair % 4;
+      const float2 of_pair = task.gradients(z, i0 + i, j0 + j, p()[i * stride + j], g()[i * stride + j]);
+      p()[i * stride + j] = of_pair.x;
+      g()[i * stride + j] = of_pair.y;
+    }
     __syncthreads();
   }
 
@@ -134,6 +138,9 @@ class ExactPairTile {
   __device__ __forceinline__ static float* b() { return a() + k_tile * stride; }   // (k_tile,tile)
   __device__ __forceinline__ static float* p() { return b() + k_tile * stride; }   // (queries,keys)
   __device__ __forceinline__ static float* g() { return p() + tile * stride; }     // (queries,keys)
+  __device__ __forceinline__ static void store(float* to, const float (&x)[4]) {
+    *reinterpret_cast<float4*>(to) = make_float4(x[0], x[1], x[2], x[3]);
+  }
   __device__ __forceinline__ static int row() { return static_cast<int>(threadIdx.x) / 16 * 4; }
   __device__ __forceinline__ static int column() { return static_cast<int>(threadIdx.x) % 16 * 4; }
 
@@ -187,11 +194,9 @@ __global__ void __launch_bounds__(TileShape::threads) exact_queries_kernel(Exact
   const int z = static_cast<int>(blockIdx.y), i0 = static_cast<int>(blockIdx.x) * tile, n_k = task.pairs.k.tokens;
   ExactPairs::Keys keys = task.pairs.near_keys(i0, min(i0 + tile, task.pairs.q.tokens) - 1);
   if (has_exact_row(task, z, i0)) keys = {0, n_k};
-  const ExactPairs::Keys sinks = task.pairs.sinks(z);
-  const int sink_tiles = TileShape::tiles(sinks.end);
-  for (int J = sinks.first / tile; J < sink_tiles; ++J) ExactPairTile<S>(task, z, i0, J * tile).add_to_queries();
-  for (int J = max(keys.first / tile, sink_tiles); J * tile < keys.end; ++J)
-    ExactPairTile<S>(task, z, i0, J * tile).add_to_queries();
+  const ExactPairs::Tiles tiles = task.pairs.tiles_with(z, keys);
+#pragma unroll 1
+  for (int k = 0; k < tiles.count; ++k) ExactPairTile<S>(task, z, i0, tiles(k)).add_to_queries();
 }
 
 /// Computes dk and dv. Blocks (tiles of keys, z).

@@ -102,6 +102,7 @@ template <Storage S, class Feature>
 __device__ __forceinline__ void store_softmax_row(const SoftmaxRowsTask<S, Feature>& task,
                                                   const SoftmaxTile<S, ListedRows>& y, int z, int i) {
   const float D = y.denominator(i);
+  const double most = y.most(i);
   const int query = y.query(i), n_q = task.pairs.q.tokens, p = task.sums.p;
   if (query < 0) return;
   const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(z) * n_q + query;
@@ -114,7 +115,7 @@ __device__ __forceinline__ void store_softmax_row(const SoftmaxRowsTask<S, Featu
   if (y.share() > 0) return;
   for (int part = 0; part < task.sums.parts; ++part)
     task.sums.D[part * task.sums.rows + row] = part > 0 ? 0.0f : D == D ? 1.0f : D;
-  task.log_scales[row] = y.most(i) + log(static_cast<double>(D));
+  task.log_scales[row] = most + log(static_cast<double>(D));
   task.is_exact[row] = true;
   if (D == D) atomicAdd(&task.counts->repaired_rows, 1);
 }
@@ -128,7 +129,8 @@ __global__ void __launch_bounds__(TileShape::threads) softmax_rows_kernel(Softma
   const int p0 = static_cast<int>(blockIdx.y) % column_tiles * tile, count = task.rows.sizes[z];
   for (int at = static_cast<int>(blockIdx.x) * tile; at < count; at += static_cast<int>(gridDim.x) * tile) {
     SoftmaxTile<S, ListedRows> y(task.pairs, task.U, z, {task.rows.of(z) + at, min(tile, count - at)}, p0, false);
-    y.add_keys(0, task.pairs.k.tokens);
+    for (int j0 = 0; j0 < task.pairs.k.tokens; j0 += tile) y.add_tile(j0);
+#pragma unroll
     for (int i = 0; i < 4; ++i) store_softmax_row(task, y, z, i);
   }
 }

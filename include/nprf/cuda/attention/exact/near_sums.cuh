@@ -69,13 +69,14 @@ template <Storage S, class Feature>
 __device__ __forceinline__ void add_near_row(const NearSumsTask<S, Feature>& task,
                                              const SoftmaxTile<S, ConsecutiveRows>& near, int z, int i) {
   const float near_D = near.denominator(i);
+  const double most = near.most(i);
   const int query = near.query(i), n_q = task.pairs.q.tokens, p = task.sums.p;
   if (query < 0) return;
   const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(z) * n_q + query;
   const double far = task.far.of(z, n_q, query);
-  const bool is_empty = near.most(i) == minus_infinity, rises = !is_empty && !(near.most(i) <= far);
-  const float near_factor = is_empty ? 0.0f : rises ? 1.0f : expf(static_cast<float>(near.most(i) - far));
-  const float far_factor = rises ? expf(static_cast<float>(far - near.most(i))) : 1.0f;
+  const bool is_empty = most == minus_infinity, rises = !is_empty && !(most <= far);
+  const float near_factor = is_empty ? 0.0f : rises ? 1.0f : expf(static_cast<float>(most - far));
+  const float far_factor = rises ? expf(static_cast<float>(far - most)) : 1.0f;
   const auto add = [&](float& first, std::ptrdiff_t part_stride, float more) {
     if (rises)
       for (int part = 0; part < task.sums.parts; ++part) (&first)[part * part_stride] *= far_factor;
@@ -87,7 +88,7 @@ __device__ __forceinline__ void add_near_row(const NearSumsTask<S, Feature>& tas
   if (rises) task.A.scale(z, n_q, query, far_factor, near.share());
   if (near.share() > 0) return;
   add(task.sums.D[row], task.sums.rows, near_D);
-  task.log_scales[row] = rises ? near.most(i) : far;
+  task.log_scales[row] = rises ? most : far;
   task.near_D[row] = is_empty ? 0.0f : near_factor * near_D;
 }
 
@@ -99,11 +100,11 @@ __global__ void __launch_bounds__(TileShape::threads) near_sums_kernel(NearSumsT
   const int i0 = static_cast<int>(blockIdx.x) * TileShape::tile, n_q = task.pairs.q.tokens;
   const int p0 = static_cast<int>(blockIdx.y) % column_tiles * TileShape::tile;
   SoftmaxTile<S, ConsecutiveRows> near(task.pairs, task.U, z, {i0, n_q}, p0, true);
-  const auto [first, end] = task.pairs.near_keys(i0, min(i0 + TileShape::tile, n_q) - 1);
-  const ExactPairs::Keys sinks = task.pairs.sinks(z);
-  const int first_after = TileShape::tiles(sinks.end) * TileShape::tile;
-  near.add_keys(sinks.first, sinks.end);
-  if (first < end) near.add_keys(max(first, first_after), end);
+  const ExactPairs::Keys near_keys = task.pairs.near_keys(i0, min(i0 + TileShape::tile, n_q) - 1);
+  const ExactPairs::Tiles tiles = task.pairs.tiles_with(z, near_keys);
+#pragma unroll 1
+  for (int k = 0; k < tiles.count; ++k) near.add_tile(tiles(k));
+#pragma unroll
   for (int i = 0; i < 4; ++i) add_near_row(task, near, z, i);
 }
 

@@ -7,6 +7,7 @@
 #include "nprf/cuda/device/call_counters.cuh"
 #include "nprf/cuda/device/strided_operand.cuh"
 #include "nprf/cuda/position/lag_weights.cuh"
+#include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
 
 namespace nprf::cuda {
 
@@ -30,6 +31,25 @@ struct ExactPairs {
     if (!sink_ranges) return {0, 0};
     const int2 range = sink_ranges[z / k.heads];
     return {range.x, range.y};
+  }
+
+  /// Tiles of keys: those with sinks, then others.
+  struct Tiles {
+    int first_sinks, sink_tiles, first_others, count;
+
+    /// The first key of the k-th tile.
+    __device__ __forceinline__ int operator()(int k) const {
+      return (k < sink_tiles ? first_sinks + k : first_others + k - sink_tiles) * TileShape::tile;
+    }
+  };
+
+  /// The tiles with sinks of matrix z or with these keys, each once.
+  __device__ __forceinline__ Tiles tiles_with(int z, const Keys& keys) const {
+    const Keys of_sinks = sinks(z);
+    const int first_sinks = of_sinks.first / TileShape::tile, end_sinks = TileShape::tiles(of_sinks.end);
+    const int first = max(keys.first / TileShape::tile, end_sinks);
+    const int others = keys.first < keys.end ? max(0, TileShape::tiles(keys.end) - first) : 0;
+    return {first_sinks, end_sinks - first_sinks, first, end_sinks - first_sinks + others};
   }
 
   /// The bias of a query and a key; -infinity if the query does not attend to the key, or `of_field` and they are no

@@ -13,7 +13,8 @@ namespace nprf::cuda {
 ///     N_i = sum_j exp(e_ij - most_i) v_j    D_i = sum_j exp(e_ij - most_i)    e_ij = q_i.k_j + b_ij
 ///
 /// A query without such pairs has the largest exponent -infinity and sums of 0. A block of 16 x 16 threads, each with
-/// 4 x 4 entries of N in registers.
+/// 4 x 4 entries of N in registers; of the 16 threads that share four rows, thread i < 4 also has most and D of row i.
+/// All threads of the block must call all functions.
 template <Storage S, class Rows>
 class SoftmaxTile {
  public:
@@ -30,25 +31,39 @@ class SoftmaxTile {
         m_p0(p0),
         m_of_field(of_field),
         m_row(static_cast<int>(threadIdx.x) / 16 * 4),
-        m_column(static_cast<int>(threadIdx.x) % 16 * 4) {
-    for (double& most : m_most) most = minus_infinity;
+        m_column(static_cast<int>(threadIdx.x) % 16 * 4) {}
+
+  /// Adds the keys of the tile that begins at j0.
+  __device__ __forceinline__ void add_tile(int j0) {
+    float s[4][4] = {};
+    const bool has_nonfinite = load_tiles(s, j0);
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) weight(i, j) = s[i][j];
+#pragma unroll 1
+    for (int i = 0; i < 4; ++i) add_row(i, j0);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float factor = of_row(m_factor, i);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) m_N[i][j] *= factor;
+    }
+    __syncthreads();
+    const int count = min(tile, m_pairs.k.tokens - j0);
+    if (has_nonfinite)
+      add_present_keys(count);
+    else
+      for (int k = 0; k < count; ++k) add_outer(m_N, weights() + k * stride + m_row, u() + k * stride + m_column);
   }
 
-  /// Adds the keys first..end-1, and others of their tiles.
-  __device__ __forceinline__ void add_keys(int first, int end) {
-    for (int J = first / tile; J * tile < end; ++J) add_tile(J * tile);
-  }
-
-  /// Of this thread: the query of its row i < 4, or -1, its column j < 4, and its sums. denominator() must be called by
-  /// all threads.
+  /// Of this thread: the query of its row i < 4, or -1, its column j < 4, and its sums.
   __device__ __forceinline__ int query(int i) const { return m_rows(m_row + i); }
   __device__ __forceinline__ int column(int j) const { return m_p0 + m_column + j; }
   __device__ __forceinline__ int share() const { return m_column / 4; }  // of 16 threads that share a row
-  __device__ __forceinline__ double most(int i) const { return m_most[i]; }
+  __device__ __forceinline__ double most(int i) const { return of_row(m_most, i); }
   __device__ __forceinline__ float numerator(int i, int j) const { return m_N[i][j]; }
-  __device__ __forceinline__ float denominator(int i) const {
-    return over_row(m_D[i], [](float a, float b) { return a + b; });
-  }
+  __device__ __forceinline__ float denominator(int i) const { return of_row(m_D, i); }
 
  private:
   static constexpr int tile = TileShape::tile, k_tile = TileShape::k_tile, stride = TileShape::stride;
@@ -58,8 +73,18 @@ class SoftmaxTile {
   __device__ __forceinline__ static float* weights() { return b() + k_tile * stride; }  // (keys,queries)
   __device__ __forceinline__ static float* u() { return weights() + tile * stride; }    // (keys,columns)
 
-  __device__ __forceinline__ void add_tile(int j0) {
-    float s[4][4] = {};
+  // the weight of this thread's row i and key j of the tile; until it is computed, the pair's score
+  __device__ __forceinline__ float& weight(int i, int j) const {
+    return weights()[(m_column + j) * stride + m_row + i];
+  }
+  // x of the thread that has most and D of row i
+  template <class T>
+  __device__ __forceinline__ T of_row(T x, int i) const {
+    return __shfl_sync(~0u, x, (static_cast<int>(threadIdx.x) & 16) + i);
+  }
+
+  // loads values and computes scores; returns whether a value is NaN or infinite
+  __device__ __forceinline__ bool load_tiles(float (&s)[4][4], int j0) const {
     const float* q = m_pairs.q.of(m_z);
     const int d = m_pairs.q.channels;
     bool has_nonfinite = false;
@@ -74,48 +99,44 @@ class SoftmaxTile {
       __syncthreads();
       for (int k = 0; k < min(k_tile, d - k0); ++k) add_outer(s, a() + k * stride + m_row, b() + k * stride + m_column);
     }
-    has_nonfinite = __syncthreads_or(has_nonfinite);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) add_row(i, j0, s[i]);
-    __syncthreads();
-    const int count = min(tile, m_pairs.k.tokens - j0);
-    for (int k = 0; k < count; ++k) {
-      if (has_nonfinite)
-        add_present_key(j0, k);
-      else
-        add_outer(m_N, weights() + k * stride + m_row, u() + k * stride + m_column);
-    }
+    return __syncthreads_or(has_nonfinite);
   }
 
-  // the weights of this thread's row i and its four keys, from their scores
-  __device__ __forceinline__ void add_row(int i, int j0, const float (&s)[4]) {
-    double e[4], most = m_most[i];
+  // the weights of this thread's row i and its four keys, from their scores; -0 if there is no such pair
+  __device__ __forceinline__ void add_row(int i, int j0) {
+    double e[4], row_most = minus_infinity;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      e[j] = ExactPairs::exponent(s[j], m_pairs.bias(m_z, query(i), j0 + m_column + j, m_of_field));
-      most = fmax(most, e[j]);
+      e[j] = ExactPairs::exponent(weight(i, j), m_pairs.bias(m_z, query(i), j0 + m_column + j, m_of_field));
+      row_most = fmax(row_most, e[j]);
     }
-    most = over_row(most, [](double a, double b) { return fmax(a, b); });
-    const bool is_empty = most == minus_infinity;
-    const float factor = is_empty ? 1.0f : expf(static_cast<float>(m_most[i] - most));
-    m_D[i] *= factor;
+    const double before = most(i);
+    row_most = fmax(before, over_row(row_most, [](double x, double y) { return fmax(x, y); }));
+    const float factor = row_most == minus_infinity ? 1.0f : expf(static_cast<float>(before - row_most));
+    float sum = 0;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const float weight = e[j] == minus_infinity ? 0.0f : expf(static_cast<float>(e[j] - most));
-      m_D[i] += weight;
-      m_N[i][j] *= factor;
-      weights()[(m_column + j) * stride + m_row + i] = weight;
+      weight(i, j) = e[j] == minus_infinity ? -0.0f : expf(static_cast<float>(e[j] - row_most));
+      sum += weight(i, j);
     }
-    m_most[i] = most;
+    sum = over_row(sum, [](float x, float y) { return x + y; });
+    if (share() != i) return;
+    m_most = row_most;
+    m_factor = factor;
+    m_D = fmaf(m_D, factor, sum);
   }
 
-  // adds key k of the tile to the rows that have a pair with it: its values may not be finite
-  __device__ __forceinline__ void add_present_key(int j0, int k) {
-    for (int i = 0; i < 4; ++i) {
-      if (m_pairs.bias(m_z, query(i), j0 + k, m_of_field) == minus_infinity) continue;
-      const float weight = weights()[k * stride + m_row + i];
-      for (int j = 0; j < 4; ++j) m_N[i][j] = fmaf(weight, u()[k * stride + m_column + j], m_N[i][j]);
-    }
+  // adds the first keys of the tile, each to the rows that have a pair with it: values may not be finite
+  __device__ __forceinline__ void add_present_keys(int count) {
+#pragma unroll 1
+    for (int k = 0; k < count; ++k)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float of_pair = weights()[k * stride + m_row + i];
+        if (__float_as_int(of_pair) < 0) continue;  // -0
+#pragma unroll
+        for (int j = 0; j < 4; ++j) m_N[i][j] = fmaf(of_pair, u()[k * stride + m_column + j], m_N[i][j]);
+      }
   }
 
   const ExactPairs& m_pairs;
@@ -124,8 +145,9 @@ class SoftmaxTile {
   int m_z, m_p0;
   bool m_of_field;
   int m_row, m_column;
-  double m_most[4];
-  float m_N[4][4] = {}, m_D[4] = {};
+  float m_N[4][4] = {};
+  double m_most = minus_infinity;
+  float m_D = 0, m_factor = 1;  // m_factor: of the sums before the last tile
 };
 
 }  // namespace nprf::cuda
