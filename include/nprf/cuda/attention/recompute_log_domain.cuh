@@ -46,7 +46,7 @@ template <Storage S>
 class LogDomainTile {
  public:
   /// The rows from `at` on in the list of z, and the columns from p0 on.
-  __device__ LogDomainTile(const LogDomainTask<S>& task, int z, int at, int p0)
+  __device__ __forceinline__ LogDomainTile(const LogDomainTask<S>& task, int z, int at, int p0)
       : m_task(task),
         m_z(z),
         m_head(z % task.q.x.heads),
@@ -76,7 +76,7 @@ class LogDomainTile {
     }
   }
 
-  __device__ void add_all_keys() {
+  __device__ __forceinline__ void add_all_keys() {
     const int end = min(m_task.k.x.tokens, max(0, m_last + m_task.last_attended + 1));
     for (int j0 = 0; j0 < end; j0 += keys) {
       __syncthreads();  // all threads have read the previous tile
@@ -90,7 +90,7 @@ class LogDomainTile {
     }
   }
 
-  __device__ void store_row() const {
+  __device__ __forceinline__ void store_row() const {
     const int column = m_p0 + m_t;
     if (m_row < 0) return;
     if (column == 0 && m_D == m_D) {
@@ -104,17 +104,19 @@ class LogDomainTile {
  private:
   static constexpr int rows = LogDomainShape::rows, keys = LogDomainShape::keys, k_tile = LogDomainShape::k_tile;
 
-  __device__ double* log_weights() const { return shared_memory<double>(); }  // (rows,keys)
-  __device__ float* e_k() const {
+  __device__ __forceinline__ double* log_weights() const { return shared_memory<double>(); }  // (rows,keys)
+  __device__ __forceinline__ float* e_k() const {
     return reinterpret_cast<float*>(log_weights() + rows * keys);
-  }                                                                    // (k_tile,keys)  w_f.k_j
-  __device__ float* weights() const { return e_k() + k_tile * keys; }  // (rows,keys)
-  __device__ float* e_q() const { return weights() + rows * keys; }    // (m,rows)  w_f.q_i
-  __device__ float* x() const { return e_q() + rows * m_task.q.m; }    // (d_padded,tokens), or two
-  __device__ float* scratch() const { return x() + m_task.q.tiles() * m_task.q.tile_size(); }
+  }                                                                                    // (k_tile,keys)  w_f.k_j
+  __device__ __forceinline__ float* weights() const { return e_k() + k_tile * keys; }  // (rows,keys)
+  __device__ __forceinline__ float* e_q() const { return weights() + rows * keys; }    // (m,rows)  w_f.q_i
+  __device__ __forceinline__ float* x() const { return e_q() + rows * m_task.q.m; }    // (d_padded,tokens), or two
+  __device__ __forceinline__ float* scratch() const { return x() + m_task.q.tiles() * m_task.q.tile_size(); }
 
-  __device__ double bias(int j) const { return m_row < 0 ? minus_infinity : m_task.b.between(m_head, m_row, j); }
-  __device__ bool attends_to(int j) const {
+  __device__ __forceinline__ double bias(int j) const {
+    return m_row < 0 ? minus_infinity : m_task.b.between(m_head, m_row, j);
+  }
+  __device__ __forceinline__ bool attends_to(int j) const {
     return j < m_task.k.x.tokens &&
            !(m_task.U.mask &&
              !m_task.U.mask[static_cast<std::ptrdiff_t>(m_z / m_task.U.V.heads) * m_task.U.V.tokens + j]);
@@ -122,7 +124,7 @@ class LogDomainTile {
 
   // log sum_f exp(+-w_f.(q + k)) of this thread's row and key, from the coordinates of the keys. All threads must call
   // it
-  __device__ double log_of_features(const float* coordinates) const {
+  __device__ __forceinline__ double log_of_features(const float* coordinates) const {
     const bool both = m_task.k.kind == FeatureKind::hyperbolic;
     float max_exponent = -largest_float, sum = 0;
     for (int f0 = 0; f0 < m_task.k.m; f0 += k_tile) {
@@ -146,7 +148,7 @@ class LogDomainTile {
   }
 
   // adds the keys from j0 on; log_weight is the logarithm of the weight of this thread's row and key
-  __device__ void add_keys(int j0, double log_weight) {
+  __device__ __forceinline__ void add_keys(int j0, double log_weight) {
     double* of_row = log_weights() + m_g * keys;
     float* weight = weights() + m_g * keys;
     of_row[m_t] = log_weight;

@@ -34,9 +34,9 @@ __global__ void __launch_bounds__(threads) grid_lag_gradients_kernel(GridLagGrad
   start_kernel();
   const int entry = static_cast<int>(blockIdx.x), position = static_cast<int>(blockIdx.y);
   const PairsOfEntry pairs{task.c.places, task.c.first, task.c.size, entry};
-  const auto dot = [](const Operand<float>& x, const float* x_i, const Operand<float>& y, const float* y_j) {
+  const auto dot = [](int count, const float* x, std::ptrdiff_t x_stride, const float* y, std::ptrdiff_t y_stride) {
     float sum = 0;
-    for (int k = 0; k < x.channels; ++k) sum = fmaf(x_i[k * x.channel_stride], y_j[k * y.channel_stride], sum);
+    for (int k = 0; k < count; ++k) sum = fmaf(x[k * x_stride], y[k * y_stride], sum);
     return sum;
   };
   const float c = entry < task.c.size ? task.c(position, task.c.first + entry)
@@ -44,15 +44,19 @@ __global__ void __launch_bounds__(threads) grid_lag_gradients_kernel(GridLagGrad
   float sum = 0;
   for (int z = position; c != 0 && z < task.z; z += task.positions) {
     if (entry < task.c.size && !task.selected.any_in_matrix(z)) continue;
-    const float *A = task.A.of(z), *B = task.B.of(z), *U = task.U.of(z);
+    const float *A = task.A.of(z), *B = task.B.of(z), *U = task.U.of(z), *G = task.G.of(z), *H = task.H.of(z);
     const bool* selected = task.selected.selected;
     if (selected) selected += static_cast<std::ptrdiff_t>(z) * task.A.tokens;
     for (int k = static_cast<int>(threadIdx.x); k < pairs.count(); k += threads) {
       const auto [i, j] = pairs[k];
       if (i < 0 || (selected && !selected[i] && entry < task.c.size)) continue;
-      const Operand<float>& g = selected && selected[i] ? task.H : task.G;
-      const float score = dot(task.A, A + i * task.A.token_stride, task.B, B + j * task.B.token_stride);
-      sum = fmaf(score, dot(g, g.of(z) + i * g.token_stride, task.U, U + j * task.U.token_stride), sum);
+      const bool is_selected = selected && selected[i];  // chosen by an address, parameters would go to local memory
+      const float* g = is_selected ? H + i * task.H.token_stride : G + i * task.G.token_stride;
+      const std::ptrdiff_t g_stride = is_selected ? task.H.channel_stride : task.G.channel_stride;
+      const float score = dot(task.A.channels, A + i * task.A.token_stride, task.A.channel_stride,
+                              B + j * task.B.token_stride, task.B.channel_stride);
+      const float g_u = dot(task.U.channels, g, g_stride, U + j * task.U.token_stride, task.U.channel_stride);
+      sum = fmaf(score, g_u, sum);
     }
   }
   sum = sum_of_block<threads>(shared_memory<float>(), sum);
