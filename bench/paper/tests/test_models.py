@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: MIT
+import dataclasses
 import math
 
 import nprf
@@ -29,6 +30,37 @@ def test_loss_falls_on_a_toy(name):
     first, last = made.losses[0][1], made.losses[-1][1]
     assert not made.diverged
     assert first > 2 and last < 0.3 * first
+
+
+@pytest.mark.parametrize("name", ["softmax", "softmax + RPE", "NPRF + RPE", "Linformer", "Nystromformer"])
+def test_loss_of_masked_tokens_falls_on_a_toy(name):
+    model = LanguageModel(12, 16, 32, 1, 2, dataclasses.replace(MECHANISMS[name], features=8), causal=False)
+
+    def loss_of(generator):
+        rows = toy(generator)[:, :16]
+        masked = torch.rand(rows.shape, generator=generator) < 0.15
+        masked[:, 0] |= ~masked.any(1)
+        return F.cross_entropy(model(rows.masked_fill(masked, 11))[masked], rows[masked])
+
+    made = training.train(model, loss_of, steps=500, rate=1e-2, seed=0, progress=lambda done, of: None)
+    assert not made.diverged
+    assert made.losses[-1][1] < 0.7 * math.log(11)  # which a model that sees no other token has
+
+
+@pytest.mark.parametrize("encoder, decoder", [("softmax", "softmax"), ("NPRF + RPE", "softmax"), ("PRF", "NPRF + RPE")])
+def test_loss_of_translations_falls_on_a_toy(encoder, decoder):
+    model = Translator(12, 16, 32, 1, 2, MECHANISMS[encoder], MECHANISMS[decoder], dropout=0.0)
+
+    def loss_of(generator):  # 11 begins a translation, whose first token can only be known from the source
+        source = toy(generator)[:, :8]
+        target = torch.cat([torch.full((8, 1), 11), source.flip(1)], dim=1)
+        padding = torch.zeros_like(source, dtype=torch.bool)
+        rows = model.decode(target[:, :-1], model.encode(source, padding), padding)
+        return F.cross_entropy(rows.flatten(0, 1), target[:, 1:].flatten())
+
+    made = training.train(model, loss_of, steps=200, rate=1e-2, seed=0, progress=lambda done, of: None)
+    assert not made.diverged
+    assert made.losses[-1][1] < 0.1 * made.losses[0][1]  # an eighth, if it did not see the source
 
 
 @pytest.mark.parametrize("radius", [0.0, 1.0])
