@@ -206,6 +206,12 @@ class Input {
   bool m_tame;
 };
 
+/// Whether two calls compute the same formula: with a near field or attention sinks, rows that are recomputed for their
+/// rounding error are those of exact softmax, and each engine has other such rows.
+inline bool have_one_formula(const AttentionOptions& options, const Report& a, const Report& b) {
+  return (options.near == 0 && options.sinks == 0) || a.repaired_rows + b.repaired_rows == 0;
+}
+
 /// What one call says of its sequences, mostly such that it fits.
 class Call {
  public:

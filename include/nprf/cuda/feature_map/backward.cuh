@@ -182,6 +182,7 @@ class FeatureGradients {
     for (int tile_of_d = 0; tile_of_d < tiles; ++tile_of_d) {
       const int k0 = tile_of_d * tile;
       __syncthreads();
+      static_assert(tile == 2 * k_tile);  // the rows of g()
       load_gradients<tile>(g(), k0);
       __syncthreads();
       for_each_entry(tile_of_d, [&](float& dx, int i, int k) {

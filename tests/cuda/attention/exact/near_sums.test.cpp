@@ -123,6 +123,18 @@ TEST_CASE("padding and non-finite keys of a near field affect only the rows that
   }
 }
 
+TEST_CASE("infinite values among near keys affect only the rows that attend to them", "[cuda]") {
+  const Attention causal(orf<float>(6, 16, 7), clipped(), {.direction = Direction::causal, .near = 8});
+  PlanCase x{{.n_q = 200, .n_k = 200, .d_v = 5}, {.engine = cuda::Engine::direct}, 6};
+  const auto plan = x.plan(causal);
+  const Matrix<float> before = x.result(*plan);
+  x.v.row(100).setConstant(std::numeric_limits<float>::infinity());
+  const Matrix<float> after = x.result(*plan);
+  for (Index i = 0; i < 200; ++i)
+    CHECK((i < 100 ? after.row(i) == before.row(i) : !after.row(i).array().isFinite().any()));
+  CHECK(before.allFinite());
+}
+
 TEMPLATE_TEST_CASE("the near field of 16-bit storage is in float", "[cuda]", __half, __nv_bfloat16) {
   const PlanCase x{{.n_q = 90, .n_k = 130, .d_v = 5}, {.engine = cuda::Engine::direct}, 6};
   // y is rounded, and with a wide field nothing else

@@ -99,7 +99,8 @@ class ExactPairTile {
     float s[4][4] = {}, dy_v[4][4] = {};
     add_products(s, task.pairs.q, i0, task.pairs.k, j0);
     add_products(dy_v, task.dy, i0, task.V, j0);
-    // s and dy.v lie where p and g will be, so that one copy of the code computes all pairs
+    // s and dy.v lie where p and g will be, so that one copy of the code computes all pairs; since all threads have
+    // read the previous p and g, add_products has synchronised them
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       store(p() + (row() + i) * stride + column(), s[i]);

@@ -43,7 +43,8 @@ struct ExactPairs {
     }
   };
 
-  /// The tiles with sinks of matrix z or with these keys, each once.
+  /// The tiles with sinks of matrix z or with these keys, each once, without those before the first sink, which have
+  /// only padding.
   __device__ __forceinline__ Tiles tiles_with(int z, const Keys& keys) const {
     const Keys of_sinks = sinks(z);
     const int first_sinks = of_sinks.first / TileShape::tile, end_sinks = TileShape::tiles(of_sinks.end);

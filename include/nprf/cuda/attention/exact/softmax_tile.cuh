@@ -14,7 +14,7 @@ namespace nprf::cuda {
 ///
 /// A query without such pairs has the largest exponent -infinity and sums of 0. A block of 16 x 16 threads, each with
 /// 4 x 4 entries of N in registers; of the 16 threads that share four rows, thread i < 4 also has most and D of row i.
-/// All threads of the block must call all functions.
+/// All threads of the block must call add_tile(), most() and denominator().
 template <Storage S, class Rows>
 class SoftmaxTile {
  public:
@@ -38,9 +38,8 @@ class SoftmaxTile {
     float s[4][4] = {};
     const bool has_nonfinite = load_tiles(s, j0);
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-#pragma unroll
-      for (int j = 0; j < 4; ++j) weight(i, j) = s[i][j];
+    for (int j = 0; j < 4; ++j)
+      *reinterpret_cast<float4*>(&weight(0, j)) = make_float4(s[0][j], s[1][j], s[2][j], s[3][j]);
 #pragma unroll 1
     for (int i = 0; i < 4; ++i) add_row(i, j0);
 #pragma unroll
@@ -67,6 +66,7 @@ class SoftmaxTile {
 
  private:
   static constexpr int tile = TileShape::tile, k_tile = TileShape::k_tile, stride = TileShape::stride;
+  static constexpr int bits_of_absent = -2147483647 - 1;  // of -0
 
   __device__ __forceinline__ static float* a() { return shared_memory<float>(); }       // (k_tile,queries)
   __device__ __forceinline__ static float* b() { return a() + k_tile * stride; }        // (k_tile,keys)
@@ -102,7 +102,8 @@ class SoftmaxTile {
     return __syncthreads_or(has_nonfinite);
   }
 
-  // the weights of this thread's row i and its four keys, from their scores; -0 if there is no such pair
+  // the weights of this thread's row i and its four keys, from their scores; -0 if the exponent is -infinity: there
+  // is no such pair, or its score overflows
   __device__ __forceinline__ void add_row(int i, int j0) {
     double e[4], row_most = minus_infinity;
 #pragma unroll
@@ -133,7 +134,7 @@ class SoftmaxTile {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float of_pair = weights()[k * stride + m_row + i];
-        if (__float_as_int(of_pair) < 0) continue;  // -0
+        if (__float_as_int(of_pair) == bits_of_absent) continue;
 #pragma unroll
         for (int j = 0; j < 4; ++j) m_N[i][j] = fmaf(of_pair, u()[k * stride + m_column + j], m_N[i][j]);
       }
@@ -147,7 +148,7 @@ class SoftmaxTile {
   int m_row, m_column;
   float m_N[4][4] = {};
   double m_most = minus_infinity;
-  float m_D = 0, m_factor = 1;  // m_factor: of the sums before the last tile
+  float m_D = 0, m_factor = 1;  // m_factor: what the last tile multiplied the earlier sums by
 };
 
 }  // namespace nprf::cuda

@@ -44,13 +44,15 @@ __global__ void __launch_bounds__(threads) grid_lag_gradients_kernel(GridLagGrad
   float sum = 0;
   for (int z = position; c != 0 && z < task.z; z += task.positions) {
     if (entry < task.c.size && !task.selected.any_in_matrix(z)) continue;
-    const float *A = task.A.of(z), *B = task.B.of(z), *U = task.U.of(z), *G = task.G.of(z), *H = task.H.of(z);
+    const float *A = task.A.of(z), *B = task.B.of(z), *U = task.U.of(z), *G = task.G.of(z);
+    const float* H = task.selected.selected ? task.H.of(z) : nullptr;
     const bool* selected = task.selected.selected;
     if (selected) selected += static_cast<std::ptrdiff_t>(z) * task.A.tokens;
     for (int k = static_cast<int>(threadIdx.x); k < pairs.count(); k += threads) {
       const auto [i, j] = pairs[k];
       if (i < 0 || (selected && !selected[i] && entry < task.c.size)) continue;
-      const bool is_selected = selected && selected[i];  // chosen by an address, parameters would go to local memory
+      // a reference to H or G would make the compiler copy the parameters to local memory
+      const bool is_selected = selected && selected[i];
       const float* g = is_selected ? H + i * task.H.token_stride : G + i * task.G.token_stride;
       const std::ptrdiff_t g_stride = is_selected ? task.H.channel_stride : task.G.channel_stride;
       const float score = dot(task.A.channels, A + i * task.A.token_stride, task.A.channel_stride,
