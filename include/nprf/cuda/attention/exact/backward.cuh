@@ -103,8 +103,8 @@ class ExactPairTile {
     // read the previous p and g, add_products has synchronised them
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      store(p() + (row() + i) * stride + column(), s[i]);
-      store(g() + (row() + i) * stride + column(), dy_v[i]);
+      store_all(p() + (row() + i) * stride + column(), s[i]);
+      store_all(g() + (row() + i) * stride + column(), dy_v[i]);
     }
 #pragma unroll 1
     for (int pair = 0; pair < 16; ++pair) {
@@ -139,9 +139,6 @@ class ExactPairTile {
   __device__ __forceinline__ static float* b() { return a() + k_tile * stride; }   // (k_tile,tile)
   __device__ __forceinline__ static float* p() { return b() + k_tile * stride; }   // (queries,keys)
   __device__ __forceinline__ static float* g() { return p() + tile * stride; }     // (queries,keys)
-  __device__ __forceinline__ static void store(float* to, const float (&x)[4]) {
-    *reinterpret_cast<float4*>(to) = make_float4(x[0], x[1], x[2], x[3]);
-  }
   __device__ __forceinline__ static int row() { return static_cast<int>(threadIdx.x) / 16 * 4; }
   __device__ __forceinline__ static int column() { return static_cast<int>(threadIdx.x) % 16 * 4; }
 
