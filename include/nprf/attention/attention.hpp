@@ -111,14 +111,10 @@ class Attention {
   }
 
   /// phi of normalised queries (n_q,d) -> (n_q,r), up to a positive factor a row.
-  Matrix<T> query_features(const MatrixView<T>& q) const {
-    return features_of(q, [&](const Head<T>& head, auto&&... out) { head.query_features(q, out...); });
-  }
+  Matrix<T> query_features(const MatrixView<T>& q) const { return head().query_features(q); }
 
   /// phi of normalised keys (n_k,d) -> (n_k,r), up to one positive factor.
-  Matrix<T> key_features(const MatrixView<T>& k) const {
-    return features_of(k, [&](const Head<T>& head, auto&&... out) { head.key_features(k, out...); });
-  }
+  Matrix<T> key_features(const MatrixView<T>& k) const { return head().key_features(k); }
 
  private:
   // y, uninitialised; checks the shapes
@@ -130,13 +126,7 @@ class Attention {
     return Matrix<T>(shape.n_q, shape.d_v);
   }
 
-  template <class Use>
-  Matrix<T> features_of(const MatrixView<T>& x, Use&& use) const {
-    Vector<T> scale(x.rows());
-    return filled<T>(x.rows(), features().output_dim(), [&](auto& phi, const Team& team) {
-      use(Head<T>{features(), options().normalization, nullptr}, scale, phi, team);
-    });
-  }
+  Head<T> head() const { return {features(), options().normalization, nullptr}; }
 
   MultiHeadAttention<F, P> m_heads;  // with one head
 };

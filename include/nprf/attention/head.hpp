@@ -36,6 +36,18 @@ struct Head {
     features.keys(normalize(x, scale, team).rows(), as_span(scale), phi, team);
   }
 
+  /// The same as matrices (n,r), computed on all threads.
+  Matrix<T> query_features(const MatrixView<T>& x) const {
+    Vector<T> scale(x.rows());
+    return filled<T>(x.rows(), features.output_dim(),
+                     [&](auto& phi, const Team& team) { query_features(x, scale, phi, team); });
+  }
+  Matrix<T> key_features(const MatrixView<T>& x) const {
+    Vector<T> scale(x.rows());
+    return filled<T>(x.rows(), features.output_dim(),
+                     [&](auto& phi, const Team& team) { key_features(x, scale, phi, team); });
+  }
+
   /// Sets `scale` (n) to the normalisation factors of the rows that it returns: those of x (n,d), but very short rows
   /// multiplied by a power of two (normalize/lifted_rows.hpp).
   LiftedRows<T> normalize(const MatrixView<T>& x, Eigen::Ref<Vector<T>> scale, const Team& team) const {

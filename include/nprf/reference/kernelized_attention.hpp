@@ -7,32 +7,33 @@
 
 #include "nprf/attention/attention.hpp"
 #include "nprf/attention/head.hpp"
+#include "nprf/core/function_ref.hpp"
 #include "nprf/core/near_lags.hpp"
+#include "nprf/feature_map/feature_map_view.hpp"
 #include "nprf/position/position_view.hpp"
 
 namespace nprf::reference {
 
 namespace detail {
 
+/// Whether query i may attend to key j, in addition to direction and bias.
+using Attends = FunctionRef<bool(Index i, Index j)>;
+
 /// The weights of attention without exp(b): phi(q_i).phi(k_j), or exp(q_i.k_j) of a near pair or a sink, up to a factor
 /// of the query.
-template <class F, class P>
+template <Real T>
 class PairWeights {
  public:
-  using T = typename F::Scalar;
-
-  template <class Attends>
-  PairWeights(const Attention<F, P>& attention, const MatrixView<T>& q, const MatrixView<T>& k, Index offset,
-              const Attends& attends)
-      : m_position(attention.position()),
-        m_near{attention.options().near, m_position.pitch(), 0},
-        m_sinks(attention.options().sinks) {
-    if (!m_position.is_placed()) m_near.offset = offset;
+  PairWeights(const FeatureMapView<T>& features, const PositionView<T>& position, const AttentionOptions& options,
+              const MatrixView<T>& q, const MatrixView<T>& k, Index offset, Attends attends)
+      : m_position(position), m_near{options.near, position.pitch(), 0}, m_sinks(options.sinks) {
+    if (!position.is_placed()) m_near.offset = offset;
     if (has_exact_pairs()) {
-      set_with_log_factors(attention, q, k);
+      set_with_log_factors(features, options.normalization, q, k);
       return;
     }
-    m_A = attention.query_features(q);
+    const Head<T> head{features, options.normalization, nullptr};
+    m_A = head.query_features(q);
     m_B = Matrix<T>::Zero(k.rows(), m_A.cols());
     std::vector<Index> attended;
     for (Index j = 0; j < k.rows(); ++j) {
@@ -40,7 +41,7 @@ class PairWeights {
       while (i < q.rows() && !attends(i, j)) ++i;
       if (i < q.rows()) attended.push_back(j);
     }
-    m_B(attended, Eigen::indexing::all) = attention.key_features(k(attended, Eigen::indexing::all));
+    m_B(attended, Eigen::indexing::all) = head.key_features(k(attended, Eigen::indexing::all));
   }
 
   /// The logarithm of the size of a weight, with exact pairs. `before` is the number of keys before j that are not
@@ -58,17 +59,15 @@ class PairWeights {
   }
 
  private:
-  void set_with_log_factors(const Attention<F, P>& attention, const MatrixView<T>& q, const MatrixView<T>& k) {
-    const auto normalized = [&](const MatrixView<T>& x) {
-      return Matrix<T>(attention.options().normalization.template row_scale<T>(x).asDiagonal() * x);
-    };
-    m_q = normalized(q), m_k = normalized(k);
-    m_A.resize(q.rows(), attention.features().output_dim());
+  void set_with_log_factors(const FeatureMapView<T>& features, const Normalization& normalization,
+                            const MatrixView<T>& q, const MatrixView<T>& k) {
+    m_q = normalization.row_scale<T>(q).asDiagonal() * q;
+    m_k = normalization.row_scale<T>(k).asDiagonal() * k;
+    m_A.resize(q.rows(), features.output_dim());
     m_B.resize(k.rows(), m_A.cols());
     m_a.resize(q.rows());
     m_b.resize(k.rows());
     Workspace workspace;
-    const FeatureMapView<T> features(attention.features());
     features.with_log_factors(m_q, {}, m_A, m_a.data(), Team(workspace));
     features.keys_with_log_factors(m_k, {}, m_B, m_b.data(), Team(workspace));
   }
@@ -96,6 +95,34 @@ class PairWeights {
   Vector<T> m_a, m_b;  // logarithms of the factors of the rows of A and B, with exact pairs
 };
 
+/// The output (n_q,d_v), where bias(i, j) is b, or -infinity where the direction masks it.
+template <Real T>
+Matrix<T> weighted_means(const PairWeights<T>& weights, FunctionRef<double(Index i, Index j)> bias, Attends attends,
+                         const MatrixView<T>& v, Index n_q) {
+  const Index n_k = v.rows(), d_v = v.cols();
+  Matrix<T> y = Matrix<T>::Zero(n_q, d_v);
+  for (Index i = 0; i < n_q; ++i) {
+    const auto b = [&](Index j) { return attends(i, j) ? bias(i, j) : -INFINITY; };
+    double largest = -INFINITY;
+    for (Index j = 0; j < n_k; ++j) largest = std::max(largest, b(j));
+    if (largest == -INFINITY) continue;
+    double unit = -INFINITY;
+    for (Index j = 0, before = 0; j < n_k; before += attends(i, j) ? 1 : 0, ++j)
+      if (b(j) > -INFINITY) unit = std::max(unit, weights.log_scale(i, j, before));
+
+    Vector<long double> numerator = Vector<long double>::Zero(d_v);
+    long double denominator = 0;
+    for (Index j = 0, before = 0; j < n_k; before += attends(i, j) ? 1 : 0, ++j) {
+      if (b(j) == -INFINITY) continue;
+      const long double weight = weights(i, j, before, unit) * std::exp(static_cast<long double>(b(j)) - largest);
+      for (Index p = 0; p < d_v; ++p) numerator[p] += weight * v(j, p);
+      denominator += weight;
+    }
+    y.row(i) = (numerator / denominator).template cast<T>().transpose();
+  }
+  return y;
+}
+
 }  // namespace detail
 
 /// The reference implementation of Attention: its formula as two plain loops in long double, with the near field and
@@ -104,41 +131,21 @@ class PairWeights {
 /// q (n_q,d) k (n_k,d) v (n_k,d_v) -> y (n_q,d_v). O(n_q n_k (r + d_v)). Throws InvalidArgument if shapes do not match.
 /// attends(i, j) states whether query i may attend to key j, in addition to direction and bias: for masks, lengths and
 /// packing. A key that no query may attend to does not affect the common factor of the keys' features.
-template <class F, class P, class Attends>
+template <class F, class P>
 Matrix<typename F::Scalar> kernelized_attention(const Attention<F, P>& attention,
                                                 const MatrixView<typename F::Scalar>& q,
                                                 const MatrixView<typename F::Scalar>& k,
                                                 const MatrixView<typename F::Scalar>& v, Index offset,
-                                                Attends&& attends) {
+                                                detail::Attends attends) {
   using T = typename F::Scalar;
   const AttentionShape shape = attention_shape<T>(q, k, v);
   const bool causal = attention.options().direction == Direction::causal;
-  const detail::PairWeights<F, P> weights(attention, q, k, offset, attends);
-
-  Matrix<T> y = Matrix<T>::Zero(shape.n_q, shape.d_v);
-  for (Index i = 0; i < shape.n_q; ++i) {
-    const auto b = [&](Index j) {
-      const bool masked = (causal && j > i + offset) || !attends(i, j);
-      return masked ? -INFINITY : bias_between(attention.position(), i, j, offset);
-    };
-    double largest = -INFINITY;
-    for (Index j = 0; j < shape.n_k; ++j) largest = std::max(largest, b(j));
-    if (largest == -INFINITY) continue;
-    double unit = -INFINITY;
-    for (Index j = 0, before = 0; j < shape.n_k; before += attends(i, j) ? 1 : 0, ++j)
-      if (b(j) > -INFINITY) unit = std::max(unit, weights.log_scale(i, j, before));
-
-    Vector<long double> numerator = Vector<long double>::Zero(shape.d_v);
-    long double denominator = 0;
-    for (Index j = 0, before = 0; j < shape.n_k; before += attends(i, j) ? 1 : 0, ++j) {
-      if (b(j) == -INFINITY) continue;
-      const long double weight = weights(i, j, before, unit) * std::exp(static_cast<long double>(b(j)) - largest);
-      for (Index p = 0; p < shape.d_v; ++p) numerator[p] += weight * v(j, p);
-      denominator += weight;
-    }
-    y.row(i) = (numerator / denominator).template cast<T>().transpose();
-  }
-  return y;
+  const detail::PairWeights<T> weights(attention.features(), attention.position(), attention.options(), q, k, offset,
+                                       attends);
+  const auto bias = [&](Index i, Index j) {
+    return causal && j > i + offset ? -INFINITY : bias_between(attention.position(), i, j, offset);
+  };
+  return detail::weighted_means<T>(weights, bias, attends, v, shape.n_q);
 }
 
 /// The same if only direction and bias mask keys.
