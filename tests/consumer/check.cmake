@@ -22,8 +22,12 @@ elseif(WAY MATCHES "^(install|compiled|levels)$")
   run(${CMAKE_COMMAND} -S ${SOURCE} --preset install -B ${WORK}/install -D CMAKE_CXX_COMPILER=${CXX})
   run(${CMAKE_COMMAND} --install ${WORK}/install --prefix ${WORK}/prefix)
   set(arguments -D CMAKE_PREFIX_PATH=${WORK}/prefix)
-  if(NOT WAY STREQUAL "install")
+  if(WAY STREQUAL "compiled")
     set(program main)
+  elseif(WAY STREQUAL "levels")
+    set(program levels)
+  endif()
+  if(NOT WAY STREQUAL "install")
     list(APPEND arguments -D nprf=nprf::${WAY})
   endif()
   set(unwanted "fftw")
@@ -46,8 +50,8 @@ run(${WORK}/build/consumer)
 
 if(WAY STREQUAL "compiled")
   # files with other build switches do not link with the instances
-  execute_process(COMMAND ${CXX} -std=c++20 -O1 -DNPRF_EXTERN_INSTANCES=1 -DNPRF_USE_OPENMP=0 -pthread
-      -I${WORK}/prefix/include -isystem ${EIGEN} ${consumer}/main.cpp ${consumer}/second.cpp
+  execute_process(COMMAND ${CXX} -std=c++20 -DNPRF_EXTERN_INSTANCES=1 -DNPRF_USE_OPENMP=0 -pthread
+      -I${WORK}/prefix/include -isystem ${EIGEN} ${consumer}/main.cpp
       ${WORK}/build/libnprf_compiled.a -o ${WORK}/build/mixed
     RESULT_VARIABLE result OUTPUT_VARIABLE said ERROR_VARIABLE said)
   if(result EQUAL 0 OR NOT said MATCHES "CompiledFlags.*same_flags")
@@ -63,7 +67,7 @@ if(WAY STREQUAL "levels")
     if(NOT symbols MATCHES "nprf_level_${level} [DR] " OR symbols MATCHES " [TWtwui] ")
       message(FATAL_ERROR "expected no global function of level ${level}, got\n${symbols}")
     endif()
-    execute_process(COMMAND ${CMAKE_COMMAND} -E env NPRF_CPU_LEVEL=${level} ${WORK}/build/levels
+    execute_process(COMMAND ${CMAKE_COMMAND} -E env NPRF_CPU_LEVEL=${level} ${WORK}/build/consumer
       RESULT_VARIABLE result OUTPUT_VARIABLE of_level ERROR_VARIABLE error)
     if(error MATCHES "expected at most [a-z0-9]+ on this processor")
       message("level ${level} is not run: this processor does not support it")
