@@ -8,7 +8,7 @@
 #include "support/error.hpp"
 #include "support/random.hpp"
 
-namespace nprf::test::nprf {
+namespace nprf::test::nprf_hpp {
 
 // uses each public name
 TEST_CASE("the umbrella header declares every public name", "[umbrella]") {
@@ -36,4 +36,4 @@ TEST_CASE("the umbrella header declares every public name", "[umbrella]") {
   CHECK(toeplitz::contract<float>(Engine::automatic, one, q, k, v).rows() == n);
 }
 
-}  // namespace nprf::test::nprf
+}  // namespace nprf::test::nprf_hpp
