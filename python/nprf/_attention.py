@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._native import Native, as_array, core, float32, float64, native_of
-from ._value import Value
+from ._value import Value, index_of
 from .features import CalibratedFeatures, Features, FeaturesLike, HeadFeatures, features_of
 from .positions import NoPosition, Position
 
@@ -109,21 +109,21 @@ def _call_of(
             raise TypeError(f"key_mask: expected bool, got {key_mask.dtype}")
         key_mask = np.ascontiguousarray(key_mask)
 
-    def indices(x: Any) -> list[int]:
-        return [] if x is None else [int(each) for each in x]
+    def indices(x: Any, name: str) -> list[int]:
+        return [] if x is None else [index_of(each, name) for each in x]
 
     return core.Call(
         key_mask,
-        indices(lengths),
-        indices(cumulative_lengths),
-        indices(key_cumulative_lengths),
-        int(offset),
+        indices(lengths, "lengths"),
+        indices(cumulative_lengths, "cumulative_lengths"),
+        indices(key_cumulative_lengths, "key_cumulative_lengths"),
+        index_of(offset, "offset"),
         float(tolerance),
-        int(softmax_samples),
-        int(softmax_seed),
+        index_of(softmax_samples, "softmax_samples"),
+        index_of(softmax_seed, "softmax_seed"),
         bool(check_finite),
         _layouts[layout],
-        int(threads),
+        index_of(threads, "threads"),
     )
 
 
@@ -171,8 +171,8 @@ class Attention(Value):
         if not isinstance(normalization, Normalization):
             raise TypeError(f"normalization: expected a Normalization, got {type(normalization).__name__}")
         self.position = position
-        self.causal, self.normalization, self.near, self.engine = bool(causal), normalization, int(near), engine
-        self.sinks = int(sinks)
+        self.causal, self.normalization, self.engine = bool(causal), normalization, engine
+        self.near, self.sinks = index_of(near, "near"), index_of(sinks, "sinks")
         self._by_scalar: dict[str, Any] = {}  # the extension's attention for float32 and for float64
         # errors of the options are found now
         self._native(float64 if position is not None and position.parameters.dtype == np.float64 else float32)
@@ -256,7 +256,8 @@ class Attention(Value):
         if by_head.shape[0] == 0:  # no heads
             return np.zeros(like.shape, by_head.dtype)
         dims = position._dims if of == "bias" else 2  # type: ignore[union-attr]
-        return by_head.sum(axis=0).reshape(like.shape) if like.ndim == dims else by_head.reshape(like.shape)
+        is_shared = like.ndim == dims or like.shape[0] == 1
+        return by_head.sum(axis=0).reshape(like.shape) if is_shared else by_head.reshape(like.shape)
 
     def redraw(self, seed: int) -> Attention:
         """The same attention with random vectors from another seed."""
@@ -334,9 +335,9 @@ def attention(
     """y of Attention(features, position, ...)(q, k, v, ...), or (y, Report). The last attentions are kept, so that calls
     with the same objects build nothing."""
     features = features if isinstance(features, Features) else features_of(features)
-    key = (id(features), id(position), causal, id(normalization), near, engine, sinks)
+    key = (id(features), id(position), causal, getattr(normalization, "radius", None), near, engine, sinks)
     found = _attentions.get(key)
-    # the objects of a key live as long as its attention, so that no other object has their ids
+    # the map and the position of a key live as long as its attention, so that no other object has their ids
     if found is None or found.features is not features:
         found = Attention(features, position, causal, normalization, near, engine, sinks)
         while len(_attentions) >= _most_attentions:
@@ -392,7 +393,7 @@ def calibrate(
     v: Any = None,
     position: Position | None = None,
     *,
-    num_features: int,
+    num_features: int = 0,
     near: int = 0,
     causal: bool = False,
     normalization: Normalization = _unit,
@@ -404,6 +405,8 @@ def calibrate(
 ) -> Calibration:
     """Feature maps of at most num_features features, from a sample of queries [.., n, d], keys and values of one
     or several sequences, with the near field, sinks, direction and normalization of the attention that will use them.
+    With a target_error the fewest features whose estimated error is at most this, or those of least error if none reach
+    it; num_features may then be 0, for as many as that needs.
     Without values, from the attention weights, whose error is the larger one as a rule. ValueError for shapes that do
     not fit, numbers that are not finite, or a sample that is too small."""
     q, k = as_array(q, "queries"), as_array(k, "keys")
@@ -411,8 +414,9 @@ def calibrate(
     native = native_of(q.dtype, "queries")
     positions = (position if position is not None else _no_position)._native(native, bool(causal))
     return Calibration._of(*native.calibrate(
-        q, k, v, positions, bool(causal), normalization.radius, int(num_features), int(near), int(sinks),
-        int(seed), float(target_error), float(shrinkage), int(max_queries),
+        q, k, v, positions, bool(causal), normalization.radius, index_of(num_features, "num_features"),
+        index_of(near, "near"), index_of(sinks, "sinks"), index_of(seed, "seed"), float(target_error), float(shrinkage),
+        index_of(max_queries, "max_queries"),
     ))  # fmt: skip
 
 
@@ -441,7 +445,7 @@ def kernelized_attention(attention: Attention, q: Any, k: Any, v: Any, offset: i
     q, k, v, native, y = attention._inputs(q, k, v)
     _check_shapes(q, k, v)
     _check_heads(attention.position, q)
-    attention._native(native).kernelized_attention(q, k, v, y, int(offset))
+    attention._native(native).kernelized_attention(q, k, v, y, index_of(offset, "offset"))
     return y
 
 

@@ -82,6 +82,10 @@ def native_of(dtype: Any, name: str) -> Native:
 
 def as_array(x: Any, name: str) -> NDArray[Any]:
     """`x`, or a NumPy view of another array in the memory of the host."""
+    if type(x) is np.ndarray:
+        return x
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(f"{name}: expected an array without a mask, got a MaskedArray (key_mask drops keys)")
     if isinstance(x, np.ndarray):
         return x
     if hasattr(x, "__dlpack__"):

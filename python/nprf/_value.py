@@ -1,10 +1,19 @@
 # SPDX-License-Identifier: MIT
 """Immutable values: repr, equality, hash and pickling from the arguments of the constructor."""
 
+import operator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+
+def index_of(x: Any, name: str) -> int:
+    """An integer, of Python or NumPy. TypeError for other numbers, which int() would round."""
+    try:
+        return operator.index(x)
+    except TypeError:
+        raise TypeError(f"{name}: expected an integer, got {x!r}") from None
 
 
 def frozen_array(x: Any, name: str, dims: tuple[int, ...]) -> NDArray[Any]:

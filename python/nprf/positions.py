@@ -135,7 +135,12 @@ class Grid(Position):
         tokens, columns = self.extra.shape[-2:]
         if columns != tokens + 2:
             raise ValueError(f"extra: expected E x E+2 for E extra tokens, got {tokens} x {columns}")
-        extra = np.broadcast_to(self.extra, (rows.shape[0], tokens, columns)).reshape(rows.shape[0], -1)
+        of_extra = self.extra.shape[0] if self.extra.ndim == 3 else 1
+        heads = max(rows.shape[0], of_extra)
+        if rows.shape[0] > 1 and of_extra not in (1, heads):
+            raise ValueError(f"extra: expected {heads} heads, as b, got {of_extra}")
+        rows = np.ascontiguousarray(np.broadcast_to(rows, (heads, rows.shape[1])))
+        extra = np.broadcast_to(self.extra, (heads, tokens, columns)).reshape(heads, -1)
         return native.Positions.grid(
             self.height, self.width, rows, np.ascontiguousarray(extra, dtype=native.dtype), tokens
         )

@@ -184,6 +184,42 @@ def error_of_loss(report, v, y, dy):
     return report.error_bound * np.abs(v).max() * np.abs(dy).sum() + pairs
 
 
+@pytest.mark.parametrize("make", [nprf.RelativePosition, nprf.T5])
+def test_gradients_of_a_shared_bias_with_an_axis_of_heads(rng, make):
+    q, k, v = (rng.standard_normal((3, 20, 8)) for _ in range(3))
+    parameters = rng.standard_normal((1, 32 if make is nprf.T5 else 5))
+    gradients = []
+    for each in (parameters, parameters[0]):
+        attention = nprf.Attention(nprf.orf(8, 16), make(each))
+        y, saved = attention.forward(q, k, v)
+        gradients.append(attention.backward(saved, y).bias)
+    assert gradients[0].shape == parameters.shape
+    np.testing.assert_array_equal(gradients[0][0], gradients[1])
+
+
+def test_biases_of_extra_tokens_may_have_heads_of_their_own(rng):
+    x, f = rng.standard_normal((2, 13, 4)), nprf.orf(4, 8)
+    b, extra = rng.standard_normal((5, 7)), rng.standard_normal((2, 1, 3))
+    one = nprf.Attention(f, nprf.Grid(3, 4, b, extra))
+    y, saved = one.forward(x, x, x)
+    np.testing.assert_array_equal(y, nprf.Attention(f, nprf.Grid(3, 4, np.stack([b, b]), extra))(x, x, x))
+    assert one.backward(saved, y).bias.shape == b.shape and one.backward(saved, y).extra.shape == extra.shape
+    with pytest.raises(ValueError, match="extra: expected 3 heads, as b, got 2"):
+        nprf.Grid(3, 4, np.stack([b, b, b]), extra)
+
+
+def test_numbers_that_are_not_integers_are_refused(rng):
+    x, attention = rng.standard_normal((20, 8)), nprf.Attention(nprf.orf(8, 16))
+    for options in ({"lengths": [2.9]}, {"offset": 1.5}, {"softmax_samples": 2.0}, {"cumulative_lengths": [0, 20.0]}):
+        with pytest.raises(TypeError, match=f"{next(iter(options))}: expected an integer"):
+            attention(x, x, x, **options)
+    with pytest.raises(TypeError, match="near: expected an integer, got 2.9"):
+        nprf.Attention(nprf.orf(8, 16), near=2.9)
+    attention(x, x, x, lengths=np.array([7]), offset=np.int32(2))
+    with pytest.raises(TypeError, match="queries: expected an array without a mask"):
+        attention(np.ma.array(x), x, x)
+
+
 def test_gradients_of_a_grid(rng):
     h, w, extra = 3, 2, 1
     n = h * w + extra

@@ -76,7 +76,7 @@ def on_the_cpu(arrays, parameters, mask, options, dy, dtype):
     x = [None if each is None else each.to(dtype) for each in (*arrays, *parameters)]
     y, _ = _functional._forward(_functional.Arguments(*x, mask), options, True)
     token = torch.empty(0, dtype=torch.uint8)  # nothing is saved
-    return y, *_functional.backward_op(dy.to(dtype), token, *x, mask, options.text())
+    return y, *_functional.backward_op(dy.to(dtype), token, *x, mask, None, options.text())
 
 
 @pytest.mark.parametrize("name", cases)

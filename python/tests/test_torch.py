@@ -160,16 +160,21 @@ def test_opcheck():
     function, (q, k, v, bias, extra) = case("t5 of heads")
     features = nprf.orf(D, 16)
     mask = torch.ones(B, N, dtype=torch.bool)
-    options = _functional.Options(features._identity, "t5:128", True, 2, 1.0, "automatic", False, 0).text()
-    for key_mask in (None, mask, torch.tensor([N, 5])):
-        for save in (True, False):
-            arguments = (q, k, v, bias, None, key_mask, options, save)
-            if not save:
-                arguments = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in arguments)
-            torch.library.opcheck(_functional.attention_op, arguments)
-    y, token = _functional.attention_op(q, k, v, bias, None, None, options, True)
+    named = _functional.Options(features._identity, "t5:128", True, 2, 1.0, "automatic", False, 0)
+    options, of_graph = named.text(), torch.tensor(int(features._identity))
+    for key_mask, as_tensor, save in (
+        (None, None, True), (mask, None, True), (torch.tensor([N, 5]), None, True), (mask, of_graph, True),
+        (None, None, False), (mask, None, False), (torch.tensor([N, 5]), None, False), (None, of_graph, False),
+    ):  # fmt: skip
+        text = options if as_tensor is None else named._replace(features="0").text()
+        arguments = (q, k, v, bias, None, key_mask, as_tensor, text, save)
+        if not save:
+            arguments = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in arguments)
+        torch.library.opcheck(_functional.attention_op, arguments)
+    y, token = _functional.attention_op(q, k, v, bias, None, None, None, options, True)
     inputs = [x.detach() for x in (torch.ones_like(y), token, q, k, v, bias)]
-    torch.library.opcheck(_functional.backward_op, (*inputs, None, None, options))
+    torch.library.opcheck(_functional.backward_op, (*inputs, None, None, None, options))
+    torch.library.opcheck(_functional.backward_op, (*inputs, None, None, of_graph, text))
 
 
 def test_the_operator_is_left_out_where_it_can_be(monkeypatch):
@@ -380,6 +385,98 @@ def test_vmap():
         torch.func.vmap(lambda q, bias: nprf.torch.attention(q, q, q, bias, features=nprf.orf(D, 16)))(q, bias)
 
 
+@pytest.mark.parametrize("how", ["jvp", "grad", "vmap of grad", "dual"])
+def test_derivatives_that_are_not_supported_are_refused(how):
+    x = torch.randn(H, N, D)
+    function = lambda x: nprf.torch.attention(x, x, x, features=nprf.orf(D, 16)).sum()  # noqa: E731
+    with pytest.raises(NotImplementedError, match="torch.autograd|reverse-mode"):
+        if how == "jvp":
+            torch.func.jvp(function, (x,), (x,))
+        elif how == "grad":
+            torch.func.grad(function)(x)
+        elif how == "vmap of grad":
+            torch.func.vmap(torch.func.grad(function))(x.expand(2, H, N, D))
+        else:
+            with torch.autograd.forward_ad.dual_level():
+                function(torch.autograd.forward_ad.make_dual(x, x))
+    with torch.autograd.forward_ad.dual_level():  # without tangents
+        assert function(x) == function(x)
+
+
+def test_other_devices_and_layouts():
+    x, f = torch.randn(H, N, D), nprf.orf(D, 16)
+    meta, bias = torch.empty(H, N, D, device="meta"), torch.zeros(5)
+    for arrays, options in (
+        ((x, meta, x), {}),
+        ((x, x, meta), {}),
+        ((meta, x, x), {}),
+        ((x, x, x, bias.to("meta")), {}),
+        ((x, x, x), {"key_padding_mask": torch.zeros(N, dtype=torch.bool, device="meta")}),
+    ):
+        with pytest.raises(ValueError, match="expected a tensor on (cpu|meta), as the queries, got one on"):
+            nprf.torch.attention(*arrays, features=f, **options)
+    with pytest.raises(ValueError, match="keys: expected a dense tensor"):
+        nprf.torch.attention(x, x.to_sparse(), x, features=f)
+    mask = torch.zeros(N, requires_grad=True)
+    with pytest.raises(ValueError, match="key_padding_mask: expected one without gradient"):
+        nprf.torch.attention(x, x, x, features=f, key_padding_mask=mask)
+
+
+def test_biases_of_extra_tokens_may_have_heads_of_their_own():
+    x, f = torch.randn(1, 2, 13, 4, dtype=torch.float64), nprf.orf(4, 8)
+    bias, extra = torch.randn(5, 7, dtype=torch.float64), torch.randn(2, 1, 3, dtype=torch.float64)
+    options = {"features": f, "position": ("grid", 3, 4)}
+    both = bias.expand(2, 5, 7).clone().requires_grad_()
+    shared, border = bias.clone().requires_grad_(), extra.clone().requires_grad_()
+    y = nprf.torch.attention(x, x, x, shared, extra=border, **options)
+    expected = nprf.torch.attention(x, x, x, both, extra=extra, **options)
+    assert torch.equal(y, expected)
+    y.square().sum().backward()
+    expected.square().sum().backward()
+    torch.testing.assert_close(shared.grad, both.grad.sum(0))
+    assert border.grad.shape == border.shape and (border.grad != 0).any()
+    for wrong in (extra[0, 0], extra[..., :2], torch.zeros(3, 1, 3, dtype=torch.float64)):
+        with pytest.raises(ValueError, match="extra: expected"):
+            nprf.torch.attention(x, x, x, both, extra=wrong, **options)
+
+
+def test_a_layer_accepts_the_arguments_of_multihead_attention():
+    torch.manual_seed(0)
+    theirs = torch.nn.MultiheadAttention(embed_dim=16, num_heads=2, batch_first=True, dropout=0.0)
+    ours = nprf.torch.Attention(embed_dim=16, num_heads=2, batch_first=True, dropout=0.0, kdim=None, vdim=None)
+    ours.load_state_dict(theirs.state_dict())
+    for name, value in (("dropout", 0.1), ("batch_first", False), ("kdim", 8), ("add_bias_kv", True)):
+        with pytest.raises(ValueError, match=f"{name}: expected"):
+            nprf.torch.Attention(16, 2, **{name: value})
+    with pytest.raises(TypeError, match="unknown argument 'heds'"):
+        nprf.torch.Attention(16, 2, heds=2)
+    for heads in ({}, {"heads": 2, "num_heads": 2}):
+        with pytest.raises(TypeError, match="one of heads and num_heads"):
+            nprf.torch.Attention(16, **heads)
+
+
+def test_reset_parameters():
+    layer = nprf.torch.Attention(16, 2, position="t5", device="meta").to_empty(device="cpu")
+    torch.manual_seed(3)
+    layer.reset_parameters()
+    assert (layer.position_bias == 0).all() and (layer.in_proj_bias == 0).all() and (layer.out_proj.bias == 0).all()
+    assert 0.1 < layer.in_proj_weight.std() < 0.3
+    torch.manual_seed(3)
+    before = layer.out_proj.weight.clone()
+    layer.reset_parameters()
+    assert torch.equal(layer.out_proj.weight, before)
+
+
+def test_decoding_under_autocast():
+    layer = nprf.torch.Attention(16, 2, position="t5", causal=True)
+    x = torch.randn(2, 9, 16)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        expected = layer(x)[0]
+        y = layer.decoder(batch=2)(x)
+    assert y.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(y, expected, atol=2**-6, rtol=0)
+
+
 def test_errors():
     q, k, v = tensors(B, H, N, D)
     f = nprf.orf(D, 16)
@@ -570,6 +667,50 @@ def test_redraw():
     assert torch.equal(after, layer(x)[0]) and not torch.equal(after, before)
     with pytest.raises(ValueError, match="random vectors"):
         nprf.torch.Attention(24, 3).redraw()
+
+
+def test_layers_that_are_compiled_one_by_one_share_a_graph():
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    layers = [nprf.torch.Attention(16, 2, position="t5", features="orf", near=0, seed=n) for n in range(10)]
+    x = torch.randn(2, 12, 16)
+    for layer in layers:
+        compiled = torch.compile(layer, fullgraph=True, backend=backend)
+        assert torch.equal(compiled(x)[0], layer(x)[0])
+    assert len(graphs) == 1
+    torch._dynamo.reset()
+    for layer in layers[:2]:  # their gradients, too
+        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+        gradients = []
+        for each in (compiled, layer):
+            layer.zero_grad()
+            each(x)[0].square().sum().backward()
+            gradients.append([parameter.grad.clone() for parameter in layer.parameters()])
+        for ours, expected in zip(*gradients):
+            assert torch.equal(ours, expected)
+
+
+def test_export_is_refused():
+    if not hasattr(torch.compiler, "is_exporting"):
+        pytest.skip("this version of PyTorch does not report that a program is exported")
+    layer = nprf.torch.Attention(16, 2, position="t5")
+    with pytest.raises(Exception, match="torch.export is not supported"):
+        torch.export.export(layer, (torch.randn(2, 12, 16),))
+
+
+def test_redraw_of_maps_without_a_seed_of_their_own():
+    maps = nprf.HeadFeatures([nprf.orf(8, 8, seed) for seed in range(3)])
+    layer = nprf.torch.Attention(24, 3, features=maps)
+    found = [maps]
+    for _ in range(3):
+        layer.redraw()
+        assert layer.features not in found
+        found.append(layer.features)
 
 
 def test_a_layer_learns():

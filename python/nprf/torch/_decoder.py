@@ -64,7 +64,7 @@ class LayerDecoder:
         on_gpu = _is_on_gpu(layer)
         if not on_gpu and device.type != "cpu":
             raise ValueError(f"layer: expected one on the CPU or a GPU, got one on {device}")
-        self.layer = layer
+        self.layer, self._dtype = layer, dtype
         options: dict[str, Any] = {
             "heads": layer.num_heads,
             "batch": batch,
@@ -89,7 +89,7 @@ class LayerDecoder:
         """Appends the tokens x [batch, tokens, embed_dim], of sequence b the first lengths[b], and returns their rows."""
         if x.dim() != 3 or x.shape[2] != self.layer.embed_dim:
             raise ValueError(f"x: expected [batch, tokens, {self.layer.embed_dim}], got {list(x.shape)}")
-        q, k, v = self.layer._project(x, x, x)
+        q, k, v = (each.to(self._dtype) for each in self.layer._project(x, x, x))  # under autocast they are halves
         if isinstance(self.state, GpuDecoder):
             rows = self._rows_on_gpu(self.state, q, k, v, lengths)
         else:

@@ -4,7 +4,7 @@ what they compute, since PyTorch adds 95 us to forward and backward by operators
 _gpu.py.
 
 The operators' arguments that are not tensors are one string, so that a graph can hold them (and since PyTorch takes 2 us
-for each argument); a feature map is the integer under which it is registered. key_mask is bool [batch, n_k], False is
+for each argument); a feature map is the integer under which it is registered, in this string, or as a tensor. key_mask is bool [batch, n_k], False is
 padding, or lengths, int64 [batch], on the CPU or on a GPU. forward returns y and a `token`, a tensor of one byte whose
 storage is a part of what the C++ forward saved. It lives as long as autograd or a compiled graph keeps that tensor. If a
 hook has copied the tensor, there is nothing at its address, and backward computes forward again. The report of a call is
@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Optional, TypedDict,
 
 import torch
 from torch import Tensor
+from torch._C._functorch import TransformType
+from torch.autograd import forward_ad
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
 from .._attention import Normalization
@@ -106,6 +108,12 @@ def _forward_and_token(x: Arguments, options: Options, save: bool) -> tuple[Tens
     return y, from_dlpack(saved.token())
 
 
+def _with_features(options: str, features: Optional[Tensor]) -> Options:
+    """The options of an operator, whose feature map is that of `features` if that is not None."""
+    found = options_of(options)
+    return found if features is None else found._replace(features=str(int(features)))
+
+
 @torch.library.custom_op("nprf::attention", mutates_args=())
 def attention_op(
     q: Tensor,
@@ -114,10 +122,11 @@ def attention_op(
     bias: Optional[Tensor],
     extra: Optional[Tensor],
     key_mask: Optional[Tensor],
+    features: Optional[Tensor],
     options: str,
     save: bool,
 ) -> tuple[Tensor, Tensor]:
-    return _forward_and_token(Arguments(q, k, v, bias, extra, key_mask), options_of(options), save)
+    return _forward_and_token(Arguments(q, k, v, bias, extra, key_mask), _with_features(options, features), save)
 
 
 @attention_op.register_fake
@@ -128,6 +137,7 @@ def _(
     bias: Optional[Tensor],
     extra: Optional[Tensor],
     key_mask: Optional[Tensor],
+    features: Optional[Tensor],
     options: str,
     save: bool,
 ) -> tuple[Tensor, Tensor]:
@@ -187,9 +197,10 @@ def backward_op(
     bias: Optional[Tensor],
     extra: Optional[Tensor],
     key_mask: Optional[Tensor],
+    features: Optional[Tensor],
     options: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return _gradients(dy, token, Arguments(q, k, v, bias, extra, key_mask), options_of(options))
+    return _gradients(dy, token, Arguments(q, k, v, bias, extra, key_mask), _with_features(options, features))
 
 
 @backward_op.register_fake
@@ -202,6 +213,7 @@ def _(
     bias: Optional[Tensor],
     extra: Optional[Tensor],
     key_mask: Optional[Tensor],
+    features: Optional[Tensor],
     options: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     def like(x: Optional[Tensor]) -> Tensor:
@@ -225,8 +237,8 @@ def _is_plain(*tensors: Optional[Tensor]) -> bool:
     )
 
 
-def _save(ctx: Any, token: Tensor, x: Arguments, options: Options) -> None:
-    ctx.save_for_backward(token, *x)
+def _save(ctx: Any, token: Tensor, x: Arguments, features: Optional[Tensor], options: Options) -> None:
+    ctx.save_for_backward(token, features, *x)
     ctx.options = options
     ctx.features = by_identity.get(options.features)  # which backward needs if it computes forward again
     ctx.set_materialize_grads(False)
@@ -236,23 +248,23 @@ def _backward(ctx: Any, dy: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
     """Of q, k, v, bias and extra."""
     if dy is None:
         return (None,) * 5
-    token, *tensors = ctx.saved_tensors
+    token, features, *tensors = ctx.saved_tensors
     x = Arguments(*tensors)
     # with create_graph=True call the operator, which raises if a second derivative is computed
-    if not torch.is_grad_enabled() and _is_plain(dy, *x):
+    if features is None and not torch.is_grad_enabled() and _is_plain(dy, *x):
         gradients = _gradients(dy, token, x, ctx.options)
     else:
-        gradients = backward_op(dy, token, *x, ctx.options.text())
+        gradients = backward_op(dy, token, *x, features, ctx.options.text())
     return tuple(g if ctx.needs_input_grad[i] else None for i, g in enumerate(gradients))
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-    *tensors, options, _ = inputs
-    _save(ctx, output[1], Arguments(*tensors), options_of(options))
+    *tensors, features, options, _ = inputs
+    _save(ctx, output[1], Arguments(*tensors), features, options_of(options))
 
 
 def _backward_of_op(ctx: Any, dy: Optional[Tensor], _: Any) -> tuple[Any, ...]:
-    return (*_backward(ctx, dy), None, None, None)
+    return (*_backward(ctx, dy), None, None, None, None)
 
 
 attention_op.register_autograd(_backward_of_op, setup_context=_setup_context)
@@ -266,7 +278,7 @@ class _Attention(torch.autograd.Function):
         *tensors, options = inputs
         x = Arguments(*tensors)
         y, token = _forward_and_token(x, options, True)
-        _save(ctx, token, x, options)
+        _save(ctx, token, x, None, options)
         return y
 
     @staticmethod
@@ -284,6 +296,32 @@ def _attend(x: Arguments, options: Options, save: bool) -> Tensor:
 def _untraced_attend() -> Any:
     """After a break of a graph dynamo would try to trace _attend. Made in the first call, since it imports dynamo."""
     return torch.compiler.disable(_attend)
+
+
+def _check_tensors(q: Tensor, **others: Optional[Tensor]) -> None:
+    """ValueError for tensors that are not on the queries' device, and for sparse ones."""
+    for name, x in (("queries", q), *others.items()):
+        if x is None:
+            continue
+        if x.device != q.device:
+            raise ValueError(f"{name}: expected a tensor on {q.device}, as the queries, got one on {x.device}")
+        if x.layout != torch.strided:
+            raise ValueError(f"{name}: expected a dense tensor, got one of layout {x.layout}")
+
+
+def _check_derivatives(*tensors: Optional[Tensor]) -> None:
+    """NotImplementedError for ways to differentiate that PyTorch's operators of Python do not support: it would return 0,
+    or an error that does not name them."""
+    if forward_ad._current_level >= 0 and any(
+        x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors
+    ):
+        raise NotImplementedError("attention: expected reverse-mode derivatives, got a call of torch.func.jvp or forward_ad")
+    if torch._C._are_functorch_transforms_active():
+        for each in torch._C._functorch.get_interpreter_stack() or ():
+            if each.key() in (TransformType.Grad, TransformType.Jvp):
+                raise NotImplementedError(
+                    "attention: expected derivatives by torch.autograd (backward, grad), got a call of torch.func"
+                )
 
 
 def _of_type(x: Tensor, name: str, dtype: torch.dtype) -> Tensor:
@@ -409,7 +447,8 @@ def attention(
     Under torch.compile a call is one operator of the graph, whose options are constants: another tolerance, or new lengths
     unless they are a tensor, compile it anew. It has no report: report=True breaks the graph.
 
-    ValueError for shapes and options that do not fit, TypeError for other types. Second derivatives are not supported.
+    ValueError for shapes and options that do not fit, TypeError for other types. Derivatives are those of torch.autograd:
+    NotImplementedError for torch.func.grad, jvp and the like, and for forward_ad. Second derivatives are not supported.
     """
     if not isinstance(features, Features):
         features = features_of(features)
@@ -420,6 +459,11 @@ def attention(
         raise ValueError(f"bias: expected the parameters of position={position!r}, got None")
     if extra is not None and not named.startswith("grid"):
         raise ValueError(f"extra: expected None without a grid, got biases with position={position!r}")
+    if not torch.compiler.is_compiling():
+        _check_derivatives(q, k, v, bias, extra)
+    elif getattr(torch.compiler, "is_exporting", bool)():
+        raise NotImplementedError("attention: torch.export is not supported: a program that it stores has no feature map")
+    _check_tensors(q, keys=k, values=v, bias=bias, extra=extra, key_padding_mask=key_padding_mask)
     if report and (torch.compiler.is_compiling() or q.is_cuda):
         raise ValueError("report: expected False in a graph of torch.compile and on a GPU, got True")
     if tolerance != 0 and q.is_cuda:
@@ -439,8 +483,10 @@ def attention(
         or (bias is not None and bias.requires_grad)
         or (extra is not None and extra.requires_grad)
     )
+    # a layer's map is a tensor in a graph, so that layers share one; on a GPU a tensor on the CPU would rule out CUDA graphs
+    of_graph = getattr(features, "_of_graph", None) if torch.compiler.is_compiling() and not q.is_cuda else None
     options = Options(
-        features._identity, named, causal, near, normalization.radius, engine,
+        "0" if of_graph is not None else features._identity, named, causal, near, normalization.radius, engine,
         layout == "tokens_first", offset, tolerance, sinks,
     )  # fmt: skip
     if report:
@@ -450,7 +496,7 @@ def attention(
     if _is_plain(*x):
         y = _untraced_attend()(x, options_of(text), save)
     else:
-        y = attention_op(*x, text, save)[0]
+        y = attention_op(*x, of_graph, text, save)[0]
     y = y if y.dtype == dtype else y.to(dtype)
     if not report:
         return y

@@ -15,7 +15,7 @@ from torch.utils.dlpack import to_dlpack
 
 from .._native import float32
 from ._integers import check_range, for_kernels
-from ._options import Options, attention_of
+from ._options import Options, attention_of, check_extra
 
 _scalars = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 _alignment = 256  # of a workspace
@@ -96,8 +96,10 @@ def _parameters(bias: Optional[Tensor], extra: Optional[Tensor], options: Option
         return None
     rows = bias.reshape(bias.shape[0] if bias.dim() > options.bias_dims() else 1, -1)
     if extra is not None:
-        borders = extra.expand(rows.shape[0], *extra.shape[-2:]).reshape(rows.shape[0], -1)
-        rows = torch.cat([rows, borders], dim=1)
+        check_extra(extra, rows.shape[0])
+        heads = max(rows.shape[0], extra.shape[0] if extra.dim() > 2 else 1)
+        borders = extra.expand(heads, *extra.shape[-2:]).reshape(heads, -1)
+        rows = torch.cat([rows.expand(heads, -1), borders], dim=1)
     return rows.to(torch.float32).contiguous()
 
 

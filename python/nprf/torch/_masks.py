@@ -41,7 +41,9 @@ def padding_of(mask: Tensor) -> Tensor:
     _check_type(mask, "key_padding_mask")
     if mask.dtype == torch.bool:
         return mask
-    padding: Tensor = _padding_op(mask.detach())
+    if mask.requires_grad:
+        raise ValueError("key_padding_mask: expected one without gradient, which a key that is dropped or not does not have")
+    padding: Tensor = _padding_op(mask)
     return padding
 
 

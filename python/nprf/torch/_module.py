@@ -18,11 +18,13 @@ from ._options import position_name
 
 
 class _Slot(Features):
-    """The feature map of a layer, under one identity: a new one needs no new graph of torch.compile."""
+    """The feature map of a layer, under one identity, which a graph of torch.compile has as a tensor: neither a new map nor
+    another layer of the same shapes needs a new graph."""
 
     def __init__(self, features: Features) -> None:
         self.features = features
         self._identity = register(self)
+        self._of_graph = torch.tensor(int(self._identity))
 
     @property
     def input_dim(self) -> int:  # type: ignore[override]
@@ -48,6 +50,12 @@ def _named_features(name: str, d: int, num_features: Optional[int], seed: int) -
     raise ValueError(f"features: expected 'taylor', 'orf', 'hyperbolic' or a feature map, got {name!r}")
 
 
+# arguments of nn.MultiheadAttention, and the values that a layer of nprf has
+_of_multihead_attention = {
+    "batch_first": True, "dropout": 0.0, "add_bias_kv": False, "add_zero_attn": False, "kdim": None, "vdim": None,
+}  # fmt: skip
+
+
 def _int64_of(seed: int) -> int:
     """The 64 bits of a seed as the signed integer that a tensor can hold."""
     return seed - 2**64 * (seed >= 2**63)
@@ -59,8 +67,8 @@ def _redraw_loaded(layer: Attention, _: Any) -> None:
 
 class Attention(nn.Module):
     """Takes the place of nn.MultiheadAttention(embed_dim, heads, batch_first=True), also in nn.TransformerEncoderLayer and
-    nn.TransformerDecoderLayer made with batch_first=True, as their self_attn and multihead_attn. It has no dropout. It
-    loads the state dict of nn.MultiheadAttention: with strict=False if it has a position or random features, whose
+    nn.TransformerDecoderLayer made with batch_first=True, as their self_attn and multihead_attn. It accepts the arguments
+    of nn.MultiheadAttention, num_heads too: ValueError for a dropout and other values that it does not have. It loads the state dict of nn.MultiheadAttention: with strict=False if it has a position or random features, whose
     position_bias, position_slopes and features_seed are not in it and stay as they are.
 
     position: None, "t5" (learned, `buckets`), "table" (learned, 2 `reach` + 1 lags), "alibi" (fixed slopes), or
@@ -79,7 +87,7 @@ class Attention(nn.Module):
     def __init__(
         self,
         embed_dim: int,
-        heads: int,
+        heads: Optional[int] = None,
         *,
         position: Union[None, str, tuple[Any, ...]] = None,
         features: Union[str, Features] = "taylor",
@@ -96,8 +104,19 @@ class Attention(nn.Module):
         seed: int = 0,
         device: Any = None,
         dtype: Any = None,
+        num_heads: Optional[int] = None,
+        **others: Any,
     ) -> None:
         super().__init__()
+        for name, value in others.items():
+            if name not in _of_multihead_attention:
+                raise TypeError(f"Attention: got an unknown argument {name!r}")
+            if value != _of_multihead_attention[name]:
+                raise ValueError(f"{name}: expected {_of_multihead_attention[name]!r}, got {value!r}")
+        if heads is None or num_heads is not None:
+            if num_heads is None or heads is not None:
+                raise TypeError("heads: expected one of heads and num_heads")
+            heads = num_heads
         if heads < 1 or embed_dim % heads != 0:
             raise ValueError(f"embed_dim: expected a multiple of {heads} (heads), got {embed_dim}")
         factory = {"device": device, "dtype": dtype}
@@ -113,13 +132,11 @@ class Attention(nn.Module):
         if not isinstance(made, Features) or made.input_dim != self.head_dim:
             raise ValueError(f"features: expected a map of vectors of {self.head_dim} numbers, got {made!r}")
         self._features = _Slot(made)
+        self._redraws = 0  # the next seed of a map that has no seed of its own
 
         self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim, **factory))
-        self.in_proj_bias = nn.Parameter(torch.zeros(3 * embed_dim, **factory)) if bias else None
+        self.in_proj_bias = nn.Parameter(torch.empty(3 * embed_dim, **factory)) if bias else None
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **factory)
-        nn.init.xavier_uniform_(self.in_proj_weight)
-        if bias:
-            nn.init.zeros_(self.out_proj.bias)
 
         self.position_bias: Optional[nn.Parameter] = None
         self._position = "table" if position is None else position_name(position)
@@ -135,10 +152,19 @@ class Attention(nn.Module):
         if kind == "alibi":
             self.register_buffer("position_slopes", torch.tensor(alibi_slopes(heads), device=device, dtype=dtype or torch.float32))
         elif position is not None:
-            self.position_bias = nn.Parameter(torch.zeros(heads, *shape, **factory))
+            self.position_bias = nn.Parameter(torch.empty(heads, *shape, **factory))
+        self.reset_parameters()
         if isinstance(made, RandomFeatures):
             self.register_buffer("features_seed", torch.tensor(_int64_of(made.seed)))
             self.register_load_state_dict_post_hook(_redraw_loaded)
+
+    def reset_parameters(self) -> None:
+        """Sets the parameters to what the constructor sets them to: weights of both projections at random, biases 0."""
+        nn.init.xavier_uniform_(self.in_proj_weight)
+        self.out_proj.reset_parameters()
+        for zero in (self.in_proj_bias, self.out_proj.bias, self.position_bias):
+            if zero is not None:
+                nn.init.zeros_(zero)
 
     @property
     def features(self) -> Features:
@@ -146,11 +172,15 @@ class Attention(nn.Module):
         return self._features.features
 
     def redraw(self, seed: Optional[int] = None) -> None:
-        """Draws new random vectors: with the next seed, or this one. ValueError for a map without random vectors."""
+        """Draws new random vectors: with the next seed, or this one. A seed that the map itself does not have, since it is one
+        map for each head or centred, is not in the state dict. ValueError for a map without random vectors."""
         features = self.features
         if seed is None:
-            seed = features.seed + 1 if isinstance(features, RandomFeatures) else 0
+            seed = features.seed + 1 if isinstance(features, RandomFeatures) else self._redraws
+            while features.redraw(seed) == features:
+                seed += 1
         self._features.features = features.redraw(seed)
+        self._redraws = seed + 1
         if "features_seed" in self._buffers:
             self.features_seed.fill_(_int64_of(seed))
 

@@ -81,6 +81,15 @@ _no_positions = {native.name: native.Positions.none() for native in (float32, fl
 _t5_buckets: dict[Any, Any] = {}  # positions that other weights are put into
 
 
+def check_extra(extra: Tensor, heads: int) -> None:
+    """ValueError unless the biases of E extra tokens are [E, E + 2], or have heads in front, as many as `heads` biases."""
+    shape = tuple(extra.shape)
+    if len(shape) not in (2, 3) or shape[-1] != shape[-2] + 2:
+        raise ValueError(f"extra: expected [E, E + 2] for E extra tokens, or heads in front of it, got the shape {shape}")
+    if len(shape) == 3 and heads > 1 and shape[0] not in (1, heads):
+        raise ValueError(f"extra: expected {heads} heads, as the bias, got {shape[0]}")
+
+
 def _positions_of(native: Native, bias: Optional[Tensor], extra: Optional[Tensor], position: str, causal: bool) -> Any:
     if bias is None:
         return _no_positions[native.name]
@@ -105,8 +114,10 @@ def _positions_of(native: Native, bias: Optional[Tensor], extra: Optional[Tensor
     height, width = map(int, sizes)
     if extra is None:
         return native.Positions.grid(height, width, to_dlpack(rows), np.zeros((1, 1), native.dtype), 0)
-    tokens = extra.shape[-2]
-    borders = extra.expand(rows.shape[0], tokens, tokens + 2).reshape(rows.shape[0], -1)
+    check_extra(extra, rows.shape[0])
+    tokens, heads = extra.shape[-2], max(rows.shape[0], extra.shape[0] if extra.dim() > 2 else 1)
+    rows = rows.expand(heads, -1).contiguous()
+    borders = extra.expand(heads, tokens, tokens + 2).reshape(heads, -1)
     return native.Positions.grid(height, width, to_dlpack(rows), to_dlpack(borders), tokens)
 
 
