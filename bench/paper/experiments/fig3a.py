@@ -8,7 +8,7 @@ VARIANTS = {f"m = {m}": m for m in (8, 16, 32, 64, 128)}
 
 
 def plan(options):
-    size = texts.size_of(options, steps=900)
+    size = texts.size_of(options, steps=600)
     return [
         {"variant": name, "mechanism": mechanism_settings("NPRF + RPE", features=m), **size}
         for name, m in VARIANTS.items()

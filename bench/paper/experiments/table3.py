@@ -19,6 +19,8 @@ from . import Experiment, mechanism_settings
 
 PAD, START, END = 0, 1, 2
 LONGEST = 60  # tokens of a sentence
+NEAR = 4  # sentences have some 15 tokens
+TAYLOR = "Taylor + near field + RPE"
 
 # (encoder, decoder); the paper has 16 random features in the encoder and 24 in the decoder
 VARIANTS = (
@@ -30,6 +32,9 @@ VARIANTS = (
     ("NPRF + RPE", "NPRF"),
     ("NPRF", "NPRF + RPE"),
     ("NPRF + RPE", "NPRF + RPE"),
+    ("softmax + RPE", "softmax + RPE"),
+    ("NPRF + RPE", "softmax"),
+    (TAYLOR, TAYLOR),
 )
 
 SIZES = {  # tokens: of the targets of a batch
@@ -39,13 +44,17 @@ SIZES = {  # tokens: of the targets of a batch
 }  # fmt: skip
 
 
+def settings_of(name, features):
+    return mechanism_settings(name, features=features, near=NEAR if "near field" in name else 0)
+
+
 def plan(options):
     size = options.chosen(SIZES)
     return [
         {
             "variant": f"{encoder} | {decoder}",
-            "encoder": mechanism_settings(encoder, features=16),
-            "decoder": mechanism_settings(decoder, features=24),
+            "encoder": settings_of(encoder, 16),
+            "decoder": settings_of(decoder, 24),
             **size,
         }
         for encoder, decoder in VARIANTS
@@ -178,6 +187,15 @@ EXPERIMENT = Experiment(
             "NPRF + RPE in both reaches softmax (1 BLEU)",
             at_most("bleu", "softmax | softmax", "NPRF + RPE | NPRF + RPE", 1.0),
         ),
+        Expectation(
+            "beside a decoder with softmax, NPRF + RPE in the encoder is better than PRF there",
+            below("bleu", "PRF | softmax", "NPRF + RPE | softmax"),
+        ),
+        Expectation(
+            "Taylor + near field + RPE in both is near softmax + RPE in both (1 BLEU; not in the paper)",
+            at_most("bleu", "softmax + RPE | softmax + RPE", f"{TAYLOR} | {TAYLOR}", 1.0),
+        ),
     ),
-    notes="BLEU of sacrebleu, of sentences with case, decoded greedily. Cross attention is softmax in all rows.",
+    notes="BLEU of sacrebleu, of sentences with case, decoded greedily. Cross attention is softmax in all rows. The near field "
+    f"are the keys less than {NEAR} tokens away.",
 )

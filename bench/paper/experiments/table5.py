@@ -51,11 +51,31 @@ def measure(run, progress):
         parts = data.spread(text.valid, s["tokens"], s["held_out"]).split(s["batch"])
         with torch.no_grad():
             loss = sum(loss_on(model, part, generator).item() for part in parts) / len(parts)
-    return {"loss": loss, "losses": made.losses, "ms": made.ms, "diverged": made.diverged, "data": text.name}
+    return {
+        "loss": loss,
+        "losses": made.losses,
+        "ms": made.ms,
+        "diverged": made.diverged,
+        "data": text.name,
+        "of_frequencies": loss_of_frequencies(text),
+    }
+
+
+def loss_of_frequencies(text):
+    """Of a model that knows how frequent each byte is, and does not see the text, in nats a byte."""
+    probability = (torch.bincount(text.train.long(), minlength=256) + 1.0) / (len(text.train) + 256)
+    return -probability.log()[text.valid.long()].mean().item()
 
 
 def table(results):
-    return ["attention", "held-out loss, nats a masked byte", "ms a step"], results.rows(loss=3, ms=0)
+    columns = ["attention", "held-out loss, nats a masked byte", "ms a step"]
+    frequencies = results.entries[0][2]["of_frequencies"]
+    return columns, results.rows(loss=3, ms=0) + [["none: the frequencies of bytes", f"{frequencies:.3f}", ""]]
+
+
+def near_frequencies(name, within):
+    """Whether the loss of a variant is near that of the frequencies of bytes."""
+    return lambda results: abs(results.mean("loss", variant=name).mean - results.entries[0][2]["of_frequencies"]) < within
 
 
 def draw(results, figure):
@@ -78,6 +98,10 @@ EXPERIMENT = Experiment(
         Expectation(
             "NPRF + RPE is better than Nystromformer without its convolution (not in the paper)",
             below("loss", "NPRF + RPE", "Nystromformer, no convolution"),
+        ),
+        Expectation(
+            "softmax without RPE learns little more than the frequencies of bytes (0.1 nats; not in the paper)",
+            near_frequencies("softmax", 0.1),
         ),
     ),
     notes="Nystromformer adds a convolution of the values over 33 tokens, whose weights depend on relative positions as a "
