@@ -38,7 +38,7 @@ bool dense() {
   const double beyond = peak_GiB() - arrays;
   std::printf("lanes, dense, n = %td, d = d_v = %td, m = %td, float, bidirectional, one thread\n", n, head_dim, m);
   std::printf("  seconds                %8.1f\n", seconds);
-  std::printf("  repaired rows          %8td\n", report.repaired_rows);
+  std::printf("  recomputed rows        %8td\n", report.repaired_rows);
   std::printf("  indefinite rows        %8td\n", report.indefinite_rows);
   std::printf("  error bound            %8.1e\n", report.error_bound);
   std::printf("  workspace              %8.2f GiB\n", static_cast<double>(report.workspace_bytes) / GiB);

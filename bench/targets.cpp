@@ -275,7 +275,7 @@ int main(int argc, char** argv) {
       for (const auto& rival : others.value("rivals", nlohmann::json::array()))
         if (const auto row = beside_lanes(rival, curves[Who::lanes])) rows.push_back(*row);
     }
-    std::cout << "\nWhole forward calls unless it says otherwise, d = d_v = 64, float, one thread; ~ extrapolated\n\n";
+    std::cout << "\nWhole forward calls unless stated otherwise, d = d_v = 64, float, one thread; ~ extrapolated\n\n";
     print_rows(rows);
     write_json(argv[1], {{"rows", to_json(rows)}});
   } catch (const std::exception& error) {

@@ -17,7 +17,7 @@ int main() {
   const auto run = [&](Engine engine, Report& report) {
     const Attention attention(orf<float>(d, 16), AlibiPosition<float>(0.01f), {.engine = engine});
     const Matrix<float> y = attention(q, k, v, {.report = &report});
-    std::printf("%-9s ran %-6s in %5.2f MiB: %d rows repaired, %d empty\n", name(engine).data(),
+    std::printf("%-9s ran %-6s in %5.2f MiB: %d rows recomputed, %d empty\n", name(engine).data(),
                 name(report.engine).data(), static_cast<double>(report.workspace_bytes) / (1 << 20),
                 static_cast<int>(report.repaired_rows), static_cast<int>(report.empty_rows));
     return y;

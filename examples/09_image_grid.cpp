@@ -5,6 +5,8 @@
 // keeps edges. If they depend on distance alone, it is a blur.
 //
 //     09_image_grid [PICTURE.ppm [FOLDER]]     writes smooth.ppm, blurred.ppm and weights.pgm
+//
+// pictures/image_grid.png has the picture, smooth.ppm and blurred.ppm side by side, four times as large.
 
 #include <cmath>
 #include <cstdio>

@@ -60,7 +60,7 @@ bool serve(const std::filesystem::path& folder) {
   std::printf("%td heads, %td tokens to calibrate, %td others to measure; errors against exact softmax in per cent\n\n",
               q.heads(), half, rest);
   std::printf("%-22s %5s %9s %9s %15s\n", "queries and keys", "near", "features", "error", "promised error");
-  double norm_1 = 1, own_norms = 1;
+  bool is_near = true;
   for (const bool normalized : {true, false})
     for (const Index near : {Index{0}, Index{32}, Index{64}})
       for (const Index features : {33, 69}) {
@@ -76,7 +76,9 @@ bool serve(const std::filesystem::path& folder) {
                   {.report = &report, .softmax_samples = rest});
         std::printf("%-22s %5td %9td %9.2f %15.2f\n", normalized ? "of norm 1" : "as in the model", near,
                     calibration.features[0].output_dim(), 100 * report.softmax_error, 100 * calibration.softmax_error);
-        if (near == 32) (normalized ? norm_1 : own_norms) = report.softmax_error;
+        // on the data of the demo 1.1 and 0.22 %, and 7.7 and 6.0 %
+        const double most = normalized ? (near == 0 ? 0.022 : 0.007) : near == 0 ? 1 : near == 32 ? 0.1 : 0.075;
+        is_near = is_near && report.softmax_error <= most;
       }
 
   print_sinks(q, k, v);
@@ -92,7 +94,7 @@ bool serve(const std::filesystem::path& folder) {
                                                      Normalization::none());
                });
   std::printf("\none head, the text repeated to %td tokens: %.1f ms; exact softmax %.1f ms\n", n, fast, exact);
-  return norm_1 < 0.007 && own_norms < 0.1;  // with 69 features; 0.20 and 7.2 % on the data of the demo
+  return is_near;
 }
 
 }  // namespace

@@ -78,12 +78,22 @@ void describe(CLI::App& app, Options& options) {
   app.add_option("--values", own.values, "The heads and tokens of the keys, any channels")->group(own_arrays);
   app.add_option("--bias", own.bias, "A bias for the lags -R..R: (2R+1,) or (heads, 2R+1)")->group(own_arrays);
   app.add_option("--out", own.out, "File for the output, float32")->group(own_arrays);
-  app.add_option("--map", own.map, "Feature map; elu has no random vectors")
-      ->check(CLI::IsMember({"orf", "prf", "hyperbolic", "trf", "sphere", "elu"}))
+  app.add_option("--map", own.map,
+                 "Feature map; elu and taylor have no random vectors, calibrated is\n"
+                 "made from the first half of the tokens")
+      ->check(CLI::IsMember({"orf", "prf", "hyperbolic", "trf", "sphere", "elu", "taylor", "calibrated"}))
       ->capture_default_str()
       ->group(own_arrays);
-  app.add_option("--features", own.features, "Number of random vectors, m")
+  app.add_option("--features", own.features, "Number of random vectors, m; of taylor and calibrated, the most features")
       ->check(CLI::Range(1, 65536))
+      ->capture_default_str()
+      ->group(own_arrays);
+  app.add_option("--near", own.near, "Keys less than so many tokens away have exact softmax weights")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str()
+      ->group(own_arrays);
+  app.add_option("--sinks", own.sinks, "So do the first keys, so many")
+      ->check(CLI::NonNegativeNumber)
       ->capture_default_str()
       ->group(own_arrays);
   app.add_option("--normalization", own.normalization,

@@ -102,6 +102,29 @@ void good_files() {
           "the committed arrays: expected nprf's own output");
   }
 
+  // calibrated maps and a near field, which are far nearer to softmax than random features
+  const npy::Array<float> calibrated =
+      accepts(real + " --map calibrated --features 33 --near 32 --sinks 1 --bias window_of_12.npy");
+  const Index h = 3;
+  const RelativePosition<float> window(
+      Eigen::Map<const Vector<float>>(npy::read<float>("window_of_12.npy").values.data() + 3 * h, 3));
+  const auto c =
+      calibrate<float>(head(q, h), head(k, h), head(v, h), window, {.num_features = 33, .near = 32, .sinks = 1});
+  const Matrix<float> with_near =
+      Attention(c.features, window, {.near = 32, .sinks = 1})(head(q, h), head(k, h), head(v, h));
+  check((head(calibrated, h) - with_near).norm() <= 1e-5f * with_near.norm(),
+        "--map calibrated --near: expected nprf's own output");
+  const auto error_of = [](const std::string& arguments) {
+    const std::string out = run(arguments).out;
+    const std::size_t at = out.find("error    ");
+    check(at != std::string::npos, arguments + ": expected a line with the error, got " + out);
+    return at == std::string::npos ? 1 : std::strtod(out.c_str() + at + 9, nullptr);
+  };
+  check(error_of(real + " --map calibrated --features 33 --near 32") < 0.2 * error_of(real + " --features 33"),
+        "--map calibrated --near: expected a fifth of the error of random features");
+  check(error_of(real + " --map taylor --near 8") < 0.5 * error_of(real),
+        "--map taylor --near: expected half the error");
+
   // n_q != n_k, d_v != d, float64, one bias for both heads or one a head
   const auto cross = accepts("--queries q.npy --keys k.npy --values v.npy --bias window.npy --map hyperbolic --causal");
   check(cross.shape == std::vector<std::size_t>{2, 7, 3}, "cross attention: expected an output (2, 7, 3)");
@@ -137,6 +160,8 @@ void bad_files() {
   refuses("--data no_such_folder", {"no_such_folder/queries.npy: expected a regular file"});
   refuses("--picture no_such_folder/p.svg", {"--picture: expected a folder that exists"});
   refuses("--picture p.png", {"--picture: expected a name that ends in .svg, got p.png"});
+  refuses(trio + out + " --map elu --near 2", {"near: expected 0 for a feature map that does not estimate exp"});
+  check(run(trio + " --near -1").status > 1, "a negative near field: expected a usage error");
   check(run("--map nonsense").status > 1, "an unknown map: expected a usage error");
 }
 

@@ -23,7 +23,7 @@ namespace demo {
 struct OwnFiles {
   std::filesystem::path queries, keys, values, bias, out;
   std::string map = "orf", normalization = "unit";
-  Index features = 64;
+  Index features = 64, near = 0, sinks = 0;
   bool causal = false;
   std::uint64_t seed = 0;
 
@@ -78,7 +78,7 @@ inline void print(const Summary& summary, const Heads& y, bool estimates_softmax
   for (const auto& [engine, heads] : summary.engines) engines.push_back(fmt::format("{} ({})", engine, heads));
   fmt::print("\nheads    {} in {:.1f} ms, engine {}, workspace {:.2f} MiB\n", y.size(), 1e3 * summary.seconds,
              fmt::join(engines, ", "), static_cast<double>(summary.workspace_bytes) / (1 << 20));
-  fmt::print("rows     {}, of which repaired {}, indefinite {}, empty {}, not finite {}\n", y.size() * y.tokens(),
+  fmt::print("rows     {}, of which recomputed {}, indefinite {}, empty {}, not finite {}\n", y.size() * y.tokens(),
              summary.repaired_rows, summary.indefinite_rows, summary.empty_rows, summary.rows_not_finite);
   if (summary.errors.empty()) {
     fmt::print("error    not computed: exact softmax would take too long\n");
@@ -91,27 +91,76 @@ inline void print(const Summary& summary, const Heads& y, bool estimates_softmax
   }
 }
 
+/// In how many coordinates a Taylor map of at most m features, or of first order, has second-order features.
+inline Index taylor_directions(Index channels, Index m) {
+  Index s = 0;
+  while (s < channels && 1 + channels + (s + 1) * (s + 2) / 2 <= m) ++s;
+  return s;
+}
+
+inline std::string settings_of_map(const OwnFiles& files, Index channels) {
+  if (files.map == "elu") return "";
+  if (files.map == "taylor")
+    return fmt::format(", to second order in {} coordinates", taylor_directions(channels, files.features));
+  if (files.map == "calibrated")
+    return fmt::format(" on the first half of the tokens, at most {} features", files.features);
+  return fmt::format(", m = {}, seed {}", files.features, files.seed);
+}
+
 inline void print(const OwnFiles& files, const Arrays& arrays, const nprf::RelativePosition<float>& position) {
-  const bool random = files.map != "elu";
   fmt::print("queries  {} {}\n", files.queries.string(), shape_text(arrays.queries.shape()));
   fmt::print("keys     {} {}\n", files.keys.string(), shape_text(arrays.keys.shape()));
   fmt::print("values   {} {}\n", files.values.string(), shape_text(arrays.values.shape()));
   fmt::print("bias     {}\n", files.bias.empty() ? "none"
                                                  : fmt::format("{}, lags {} to {}", files.bias.string(),
                                                                -position.reach(), position.reach()));
-  fmt::print("map      {}{}; {}; {}\n", files.map,
-             random ? fmt::format(", m = {}, seed {}", files.features, files.seed) : "",
+  fmt::print("map      {}{}; {}; {}\n", files.map, settings_of_map(files, arrays.queries.channels()),
              files.normalization == "unit" ? "q and k of length 1" : "q and k at their own norms",
              files.causal ? "causal" : "bidirectional");
+  if (files.near > 0 || files.sinks > 0)
+    fmt::print("exact    keys less than {} tokens away, and the first {} keys\n", files.near, files.sinks);
+}
+
+inline nprf::AttentionOptions attention_options(const OwnFiles& files) {
+  return {.direction = files.causal ? nprf::Direction::causal : nprf::Direction::bidirectional,
+          .normalization = files.normalization == "unit" ? nprf::Normalization::unit(1) : nprf::Normalization::none(),
+          .near = files.near,
+          .sinks = files.sinks};
+}
+
+/// Calls use(h, map) with the feature map of each head.
+template <class Use>
+void with_map_of_each_head(const OwnFiles& files, const Arrays& arrays,
+                           const std::vector<nprf::RelativePosition<float>>& positions, Use&& use) {
+  const auto& [q, k, v] = arrays;
+  if (files.map == "calibrated") {
+    const nprf::AttentionOptions options = attention_options(files);
+    for (Index h = 0; h < q.size(); ++h)
+      use(h, nprf::calibrate<float>(q[h], k[h], v[h], positions[static_cast<std::size_t>(h)],
+                                    {.num_features = files.features,
+                                     .near = files.near,
+                                     .sinks = files.sinks,
+                                     .direction = options.direction,
+                                     .normalization = options.normalization,
+                                     .seed = files.seed})
+                 .features);
+    return;
+  }
+  const auto same_for_all = [&](const auto& features) {
+    for (Index h = 0; h < q.size(); ++h) use(h, features);
+  };
+  if (files.map == "taylor")
+    same_for_all(nprf::TaylorFeatures<float>(
+        {.input_dim = q.channels(), .directions = taylor_directions(q.channels(), files.features)}));
+  else
+    with_feature_map(files.map, q.channels(), files.features, files.seed, same_for_all);
 }
 
 /// y = attention(q, k, v), head by head.
 inline Summary attend(const OwnFiles& files, const Arrays& arrays,
                       const std::vector<nprf::RelativePosition<float>>& positions, Heads& y) {
   const auto& [q, k, v] = arrays;
-  const nprf::AttentionOptions options{
-      .direction = files.causal ? nprf::Direction::causal : nprf::Direction::bidirectional,
-      .normalization = files.normalization == "unit" ? nprf::Normalization::unit(1) : nprf::Normalization::none()};
+  const nprf::AttentionOptions options = attention_options(files);
   constexpr double longest_comparison = 3e8;  // pairs of tokens
   const bool compares =
       static_cast<double>(q.size()) * static_cast<double>(q.tokens()) * static_cast<double>(k.tokens()) <=
@@ -119,22 +168,20 @@ inline Summary attend(const OwnFiles& files, const Arrays& arrays,
 
   Summary summary;
   Progress progress("heads", q.size());
-  with_feature_map(files.map, q.channels(), files.features, files.seed, [&](const auto& features) {
-    for (Index h = 0; h < q.size(); ++h) {
-      const auto& position = positions[static_cast<std::size_t>(h)];
-      const nprf::Attention attention(features, position, options);
-      nprf::Report report;
-      const auto start = std::chrono::steady_clock::now();
-      y[h] = attention(q[h], k[h], v[h], {.report = &report});
-      summary.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-      summary.add(report, y[h]);
-      if (compares) {
-        const Matrix<float> softmax = nprf::reference::softmax_attention<float>(
-            q[h], k[h], v[h], position, options.direction, options.normalization);
-        summary.errors.push_back(relative_error(y[h], softmax));
-      }
-      progress.step();
+  with_map_of_each_head(files, arrays, positions, [&](Index h, const auto& features) {
+    const auto& position = positions[static_cast<std::size_t>(h)];
+    const nprf::Attention attention(features, position, options);
+    nprf::Report report;
+    const auto start = std::chrono::steady_clock::now();
+    y[h] = attention(q[h], k[h], v[h], {.report = &report});
+    summary.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    summary.add(report, y[h]);
+    if (compares) {
+      const Matrix<float> softmax = nprf::reference::softmax_attention<float>(q[h], k[h], v[h], position,
+                                                                              options.direction, options.normalization);
+      summary.errors.push_back(relative_error(y[h], softmax));
     }
+    progress.step();
   });
   return summary;
 }

@@ -117,26 +117,39 @@ TEST_CASE("a near field of all lags is softmax attention", "[attention]") {
     }
 }
 
-TEST_CASE("without a near field y is bitwise the quotient of products of features", "[attention]") {
-  const Tokens<float> x = random_tokens<float>(n, n, d, d_v, 9);
-  const RelativePosition<float> position(random_table<float>(n, 10));
-  const PositiveFeatures<float> map = positive<float>();
-  const AttentionOptions options{.engine = Engine::direct};
-  Workspace workspace;
-  const Team team(workspace);
-  const Index r = map.output_dim();
-  const PreparedPosition<float> prepared(position, options, {n, n, r, d_v + 1}, 0, Pass::forward, team);
-  const Head<float> head{map, options.normalization, &prepared};
-  Vector<float> scale(n), D(n);
-  Matrix<float> A(n, r), B(n, r), N(n, d_v);
-  head.query_features(x.q, scale, A, team);
-  double* log_scales = scaled_key_features<float>(head.features, head.normalize(x.k, scale, team).rows(),
-                                                  Head<float>::as_span(scale), B, team);
-  REQUIRE(merge_close_log_scales<float>(B, log_scales, team) == nullptr);
-  const toeplitz::Factors<float> factors{A, B, x.v, prepared.queries(), prepared.problem().keys};
-  prepared.products().product().contract(factors, N, team, D.data());
-  const Matrix<float> expected = N.array().colwise() / D.array();
-  CHECK(same_bits<float>(Attention(map, position, options)(x.q, x.k, x.v), expected));
+TEMPLATE_TEST_CASE("without a near field y is bitwise the quotient of products of features", "[attention]", float,
+                   double) {
+  using T = TestType;
+  const Tokens<T> x = random_tokens<T>(n, n, d, d_v, 9);
+  const auto check = [&](const auto& position, Direction direction, Engine engine) {
+    INFO(name(engine) << ", direction " << static_cast<int>(direction));
+    const PositiveFeatures<T> map = positive<T>();
+    const AttentionOptions options{.direction = direction, .engine = engine};
+    Workspace workspace;
+    const Team team(workspace);
+    const Index r = map.output_dim();
+    const PreparedPosition<T> prepared(position, options, {n, n, r, d_v + 1}, 0, Pass::forward, team);
+    const Head<T> head{map, options.normalization, &prepared};
+    Vector<T> scale(n), D(n);
+    Matrix<T> A(n, r), B(n, r), N(n, d_v);
+    head.query_features(x.q, scale, A, team);
+    double* log_scales = scaled_key_features<T>(head.features, head.normalize(x.k, scale, team).rows(),
+                                                Head<T>::as_span(scale), B, team);
+    REQUIRE(merge_close_log_scales<T>(B, log_scales, team) == nullptr);
+    const toeplitz::Factors<T> factors{A, B, x.v, prepared.queries(), prepared.problem().keys};
+    prepared.products().product().contract(factors, N, team, D.data());
+    const Matrix<T> expected = N.array().colwise() / D.array();
+    Report report;
+    const Matrix<T> y = Attention(map, position, options)(x.q, x.k, x.v, {.report = &report});
+    REQUIRE(report.repaired_rows == 0);
+    CHECK(same_bits<T>(y, expected));
+  };
+  const RelativePosition<T> table(T(0.3) * random_table<T>(n, 10));
+  for (const Engine engine : {Engine::direct, Engine::lanes}) check(table, Direction::bidirectional, engine);
+  for (const Engine engine : {Engine::direct, Engine::lanes, Engine::block_causal})
+    check(table, Direction::causal, engine);
+  for (const Direction direction : {Direction::bidirectional, Direction::causal})
+    check(T5Position<T>(normal<T>(1, 32, 11).row(0), direction), direction, Engine::banded);
 }
 
 TEST_CASE("near weights of very large exponents do not overflow", "[attention]") {
@@ -153,6 +166,39 @@ TEST_CASE("near weights of very large exponents do not overflow", "[attention]")
       CHECK(y.cwiseAbs().maxCoeff() <= 1.0001F * x.v.cwiseAbs().maxCoeff());
       if (engine == Engine::direct) CHECK(agrees(attention, x));
     }
+}
+
+TEST_CASE("centred maps count far pairs of large norms beside a near field", "[attention]") {
+  // the means of queries and keys are far from 0, and their norms 8
+  Tokens<double> x = random_tokens<double>(n, n, d, d_v, 49);
+  x.q.array() += 0.7, x.k.array() -= 0.4;
+  const Normalization sphere = Normalization::unit(8);
+  const Matrix<double> q = sphere.row_scale<double>(x.q).asDiagonal() * x.q,
+                       k = sphere.row_scale<double>(x.k).asDiagonal() * x.k;
+  const Centring<double> constants = balance<double>(q, k).constants;
+  const RelativePosition<double> position(random_table<double>(n, 50));
+  const auto check = [&](const auto& map) {
+    for (const Direction direction : {Direction::bidirectional, Direction::causal})
+      for (const Engine engine : {Engine::direct, Engine::block_causal, Engine::lanes}) {
+        const Attention attention(map, position,
+                                  {.direction = direction, .normalization = sphere, .engine = engine, .near = 10});
+        Report report;
+        const Matrix<double> y = attention(x.q, x.k, x.v, {.report = &report}),
+                             expected = reference::kernelized_attention(attention, x.q, x.k, x.v);
+        const Matrix<double> exact = reference::softmax_attention<double>(x.q, x.k, x.v, position, direction, sphere);
+        const double bound = report.error_bound * x.v.cwiseAbs().maxCoeff();
+        Index recomputed = 0;
+        for (Index i = 0; i < n; ++i) {
+          if ((y.row(i) - expected.row(i)).cwiseAbs().maxCoeff() <= bound) continue;
+          ++recomputed;  // by exact softmax
+          CHECK((y.row(i) - exact.row(i)).cwiseAbs().maxCoeff() <= bound);
+        }
+        CHECK(recomputed <= report.repaired_rows);
+        CHECK(report.repaired_rows < n);
+      }
+  };
+  check(Centred(positive<double>(), constants));
+  check(Centred(taylor<double>(), constants));
 }
 
 TEST_CASE("far pairs count in a row that does not attend to the largest bias", "[attention]") {

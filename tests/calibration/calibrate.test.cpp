@@ -179,10 +179,18 @@ TEST_CASE("calibrate: a target error gives the fewest features that reach it", "
     options.target_error = all.candidates[l].error;
     std::size_t first = 0;
     while (all.candidates[first].error > options.target_error) ++first;
-    CHECK(calibrate<double>(q, k, v, table(), options).features.output_dim() == all.candidates[first].num_features());
+    const auto limited = calibrate<double>(q, k, v, table(), options);
+    CHECK(limited.features.output_dim() == all.candidates[first].num_features());
+    CalibrationOptions unlimited = options;
+    unlimited.num_features = 0;
+    CHECK(saved(calibrate<double>(q, k, v, table(), unlimited).features) == saved(limited.features));
   }
-  options.target_error = 1e-9;  // out of reach: as without a target
+  options.target_error = 1e-9;  // out of reach: as without a target, from all candidates
   CHECK(saved(calibrate<double>(q, k, v, table(), options).features) == saved(all.features));
+  options.num_features = 0;
+  CHECK(saved(calibrate<double>(q, k, v, table(), options).features) == saved(all.features));
+  options.num_features = -1;
+  check_invalid([&] { calibrate<double>(q, k, v, table(), options); }, {"num_features: expected at least 0, got -1"});
 }
 
 TEST_CASE("calibrate: without values the error is that of the weights", "[calibration]") {
@@ -380,7 +388,7 @@ TEST_CASE("calibrate: bad samples and options are rejected", "[calibration]") {
   const auto with = [&](const CalibrationOptions& options) {
     return [=] { calibrate<double>(q, k, v, none, options); };
   };
-  check_invalid(with({.num_features = 0}), {"num_features: expected at least 1, got 0"});
+  check_invalid(with({.num_features = 0}), {"num_features: expected at least 1, or a target_error, got 0"});
   check_invalid(with({.num_features = 5, .near = -1}), {"near: expected at least 0, got -1"});
   check_invalid(with({.num_features = 5, .sinks = -1}), {"sinks: expected at least 0, got -1"});
   check_invalid(with({.num_features = 5, .sinks = 89}), {"sinks: expected at most 88 of 96 keys", "got 89"});

@@ -207,7 +207,7 @@ TEST_CASE("reserved memory is contiguous, whatever was taken before", "[core]") 
 }
 
 #if NPRF_CHECK_SCRATCH_MEMORY
-TEST_CASE("AddressSanitizer knows which scratch memory is taken", "[core]") {
+TEST_CASE("AddressSanitizer reports accesses to scratch memory that is not taken", "[core]") {
   Workspace workspace;
   const auto is_free = [](const std::byte* at) { return __asan_address_is_poisoned(at) != 0; };
   for (const Index size : {0, 1, 63, 64, 1000, 70000, 200000}) {

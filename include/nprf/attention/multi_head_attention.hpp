@@ -130,8 +130,8 @@ class MultiHeadAttention {
   /// The gradients for dy [b,h,n_q,d_v]: dq, dk and dv have the shapes of q, k and v, and dbias gets one matrix for
   /// each head, of the shape of its position's parameters. The gradient of a position that all heads share is the sum
   /// of these. `dextra` gets the gradients of the biases of a grid's extra tokens, and `report` a description of the
-  /// computation, unless they are null. Throws InvalidArgument if another attention filled `saved`, or if shapes do not
-  /// match.
+  /// computation, unless they are null. dq, dk and dv must not overlap each other or dy. Throws InvalidArgument if
+  /// another attention filled `saved`, if shapes do not match, or if arrays overlap.
   void backward(const Saved<T>& saved, HeadsView<const T> dy, HeadsView<T> dq, HeadsView<T> dk, HeadsView<T> dv,
                 std::vector<Matrix<T>>& dbias, std::vector<Matrix<T>>* dextra = nullptr,
                 GradientReport* report = nullptr) const {
@@ -142,6 +142,11 @@ class MultiHeadAttention {
     check_output(dq, "dq", saved.m_batch, saved.m_heads, n_q, d);
     check_output(dk, "dk", saved.m_batch, saved.m_kv_heads, n_k, d);
     check_output(dv, "dv", saved.m_batch, saved.m_kv_heads, n_k, d_v);
+    const auto is_apart = [&](const HeadsView<T>& x, const auto&... others) {
+      return (!detail::may_overlap(x, dy) && ... && !detail::may_overlap(x, others));
+    };
+    require(is_apart(dq, dk, dv) && is_apart(dk, dv) && is_apart(dv),
+            "dq, dk, dv: expected arrays that share no memory with each other and with dy, got some that do");
     const typename BatchPool<T>::Lease batch(*m_pool);
     const GradientReport call_report = batch->backward(heads(), saved, dy, dq, dk, dv);
     if (report) *report = call_report;

@@ -41,7 +41,8 @@ struct AttentionOptions {
 struct Report {
   Engine engine = Engine::automatic;  // of the first sequence; automatic if there was nothing to compute
   Index repaired_rows = 0;            // rows that failed the engine's error bound, underflowed, or whose terms cancel
-                                      // (a series, a near field or sinks), and were recomputed
+                                      // (a series, a near field or sinks), and were recomputed; where most rows of a
+                                      // sequence fail, all of its rows that attend to a key are, and count
   Index indefinite_rows = 0;          // rows whose denominator is not positive, by cancellation or by underflow
   Index empty_rows = 0;               // rows that attend to no key; they are zero
   Index failing_rows = 0;             // of a step of a Decoder: rows that would be recomputed if all keys were stored

@@ -28,14 +28,15 @@ namespace nprf {
 /// Options of calibrate(). `near`, `sinks`, `direction` and `normalization` are those of the attention that will use
 /// the map.
 struct CalibrationOptions {
-  Index num_features;  // the most features of the map
+  Index num_features = 0;  // the most features of the map; 0, with target_error: as many as that needs
   // near pairs and pairs with one of the first `sinks` keys of a sequence (AttentionOptions) have exact softmax weights
   // on both sides of the comparison
   Index near = 0, sinks = 0;
   Direction direction = Direction::bidirectional;
   Normalization normalization = Normalization::unit(1);
   std::uint64_t seed = 0;    // of the choice of queries that are compared, if there are more than max_queries
-  double target_error = 0;   // if positive: the fewest features with which the estimated error is at most this
+  double target_error = 0;   // if positive: the fewest features with which the estimated error is at most this, or
+                             // those of least error if none reach it
   double shrinkage = 0.05;   // the part of the mean variance that is added to covariances (balance.hpp)
   Index max_queries = 1024;  // the most queries of a sequence that are compared with exact softmax at a time
   void (*poll)() = nullptr;  // is called now and then by the calling thread; an exception from it ends the call
@@ -45,7 +46,9 @@ namespace detail {
 
 inline void check_calibration(const CalibrationOptions& options) {
   check_direction(options.direction);
-  require(options.num_features >= 1, "num_features: expected at least 1, got ", options.num_features);
+  const bool has_target = options.target_error > 0;
+  require(options.num_features >= (has_target ? 0 : 1), "num_features: expected at least ",
+          has_target ? "0" : "1, or a target_error", ", got ", options.num_features);
   require(options.near >= 0, "near: expected at least 0, got ", options.near);
   require(options.sinks >= 0, "sinks: expected at least 0, got ", options.sinks);
   require(options.max_queries >= 1, "max_queries: expected at least 1, got ", options.max_queries);
@@ -107,10 +110,17 @@ HeadsCalibration<T> calibrate_samples(std::span<const HeadSample<double>> heads,
   const ComparisonOptions comparison{
       .direction = options.direction, .max_queries = options.max_queries, .seed = options.seed, .poll = options.poll};
   HeadsCalibration<T> result;
-  result.candidates = calibration_candidates(heads[0].input_dim(), options.num_features);
   ComparisonOptions limited = comparison;
   limited.max_row_error = 1;  // as if y were 0: a few denominators that are nearly 0 must not decide
-  estimate_errors<double>(heads, options, limited, result.candidates);
+  const Index d = heads[0].input_dim(), complete = CalibrationCandidate{d, d, 0}.num_features();
+  // a limit, or larger and larger ones until the target is reached
+  for (Index most = options.num_features > 0 ? options.num_features : d + 1;; most *= 2) {
+    result.candidates = calibration_candidates(d, most);
+    estimate_errors<double>(heads, options, limited, result.candidates);
+    const bool found = std::ranges::any_of(
+        result.candidates, [&](const CalibrationCandidate& each) { return each.error <= options.target_error; });
+    if (options.num_features > 0 || found || most >= complete) break;
+  }
   const CalibrationCandidate& choice = chosen(result.candidates, options.target_error);
   SoftmaxDifference sum;
   for (const HeadSample<double>& head : heads) {

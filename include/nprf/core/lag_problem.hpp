@@ -16,7 +16,8 @@ namespace nprf {
 
 /// The slots of the queries and keys of a call (slots.hpp), which keys each query attends to, and with which bias: a
 /// position, a direction and an offset, lowered to tables. Engines, error bounds and fallbacks all work from it. It
-/// needs no matrix library, and refers to tables in the caller's storage.
+/// needs no matrix library, and refers to tables in the caller's storage. A mask or a length
+/// is not part of it: the keys of a product (toeplitz/factors.hpp) are those of `keys` that are not padding.
 ///
 /// Lags are differences of slots here: t - s for a key in slot t and a query in slot s. The lag for which the position
 /// defines the bias is t - s - offset.

@@ -15,7 +15,7 @@ __global__ void subnormal_kernel(float smallest_normal, float half, bool* is_kep
 }
 
 /// Throws BackendError if the kernels were compiled by nvcc with -use_fast_math or -ftz=true, which round subnormal
-/// numbers to zero and, like the former, divide and take roots inexactly. No macro tells a header that. Waits for the
+/// numbers to zero and, like the former, divide and take roots inexactly. No macro shows it to a header. Waits for the
 /// stream.
 inline void check_arithmetic(cudaStream_t stream) {
   const DeviceMemory memory(sizeof(bool));

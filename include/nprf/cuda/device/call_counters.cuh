@@ -15,7 +15,8 @@ namespace nprf::cuda {
 
 /// Statistics of a call, in device memory. They are valid when the call's stream has completed it. The first three
 /// fields have the meaning of the fields of Report with the same names (attention/options.hpp); the others do not exist
-/// there. A row that is NaN, since its query or a key that it attends to is not finite, is not counted.
+/// there. Here only rows that fail are recomputed, also where most do. A row that is NaN, since its query or a key that
+/// it attends to is not finite, is not counted.
 struct Counts {
   int empty_rows;         // attend to no key, and are zero
   int indefinite_rows;    // their denominator is not positive

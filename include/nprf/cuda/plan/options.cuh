@@ -3,6 +3,7 @@
 
 #include <cstddef>
 
+#include "nprf/core/row_quotient.hpp"
 #include "nprf/cuda/toeplitz/engine.cuh"
 
 namespace nprf::cuda {
@@ -13,7 +14,7 @@ struct PlanOptions {
   bool gradients = false;                          // whether the plan supports backward
   bool owns_workspace = true;                      // false: each call must pass a workspace
   std::size_t slab_bytes = std::size_t{64} << 20;  // maximum size of a slab, the buffer of FFTs in global memory
-  double tolerance = 1e-4;                 // of the error of a row, relative to the largest |v| that it attends to
+  double tolerance = default_tolerance<float>;  // of the error of a row, relative to the largest |v| that it attends to
   bool gradients_on_tensor_cores = false;  // whether backward computes dA, dB and dU on tensor cores, in the storage
                                            // type; no effect for float, for FFTs, on grids, and where forward
                                            // multiplies half in bfloat16

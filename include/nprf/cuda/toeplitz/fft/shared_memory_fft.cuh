@@ -21,7 +21,7 @@ struct SharedMemoryVariant {
   void (*kernel)(SharedMemoryTask);
   void (*spectrum)(SharedMemorySpectrumTask);
 
-  template <class Shape, int folds_, Placement columns, Placement sums>
+  template <class Shape, int folds_, FftMemory columns, FftMemory sums>
   static SharedMemoryVariant of() {
     return {Shape::L,
             folds_,
@@ -45,15 +45,15 @@ using Points8192 = fft::Shape<8192, 256, 32, 16>;
 inline const auto& shared_memory_variants() {
   using V = SharedMemoryVariant;
   static const V all[] = {
-      V::of<Points1024, 1, Placement::in_shared_memory, Placement::in_registers>(),
-      V::of<Points2048, 1, Placement::in_shared_memory, Placement::in_registers>(),
-      V::of<Points1024, 3, Placement::in_global_memory, Placement::in_registers>(),
-      V::of<Points4096, 1, Placement::in_shared_memory, Placement::in_registers>(),
-      V::of<Points2048, 3, Placement::in_global_memory, Placement::in_registers>(),
-      V::of<Points8192, 1, Placement::in_shared_memory, Placement::in_registers>(),
-      V::of<Points8192, 1, Placement::in_global_memory, Placement::in_registers>(),
-      V::of<Points4096, 3, Placement::in_global_memory, Placement::in_registers>(),
-      V::of<Points8192, 2, Placement::in_global_memory, Placement::in_shared_memory>(),
+      V::of<Points1024, 1, FftMemory::in_shared_memory, FftMemory::in_registers>(),
+      V::of<Points2048, 1, FftMemory::in_shared_memory, FftMemory::in_registers>(),
+      V::of<Points1024, 3, FftMemory::in_global_memory, FftMemory::in_registers>(),
+      V::of<Points4096, 1, FftMemory::in_shared_memory, FftMemory::in_registers>(),
+      V::of<Points2048, 3, FftMemory::in_global_memory, FftMemory::in_registers>(),
+      V::of<Points8192, 1, FftMemory::in_shared_memory, FftMemory::in_registers>(),
+      V::of<Points8192, 1, FftMemory::in_global_memory, FftMemory::in_registers>(),
+      V::of<Points4096, 3, FftMemory::in_global_memory, FftMemory::in_registers>(),
+      V::of<Points8192, 2, FftMemory::in_global_memory, FftMemory::in_shared_memory>(),
   };
   return all;
 }
