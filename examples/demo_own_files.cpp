@@ -181,6 +181,7 @@ int main(int argc, char** argv) {
   make<float>("flat.npy", {9, 4});
   make<float>("window.npy", {3});
   make<float>("window_a_head.npy", {2, 5});
+  make<float>("window_of_12.npy", {12, 3});
   with_number("window_a_head.npy", "window_a_head.npy", 0, -std::numeric_limits<float>::infinity());
   make<float>("three_heads.npy", {3, 11, 5});
   make<float>("empty.npy", {0, 5});

@@ -20,6 +20,10 @@ struct LevelFunctions {
   FeatureMapView<T> (*hyperbolic)(const HyperbolicFeatures<T>&);
   FeatureMapView<T> (*trigonometric)(const TrigonometricFeatures<T>&);
   FeatureMapView<T> (*elu)(const EluFeatures<T>&);
+  FeatureMapView<T> (*taylor)(const TaylorFeatures<T>&);
+  FeatureMapView<T> (*calibrated)(const CalibratedFeatures<T>&);
+  FeatureMapView<T> (*centred_positive)(const Centred<PositiveFeatures<T>>&);
+  FeatureMapView<T> (*centred_hyperbolic)(const Centred<HyperbolicFeatures<T>>&);
 
   /// Those of the level that the caller is compiled for.
   static constexpr LevelFunctions compiled() {
@@ -29,13 +33,17 @@ struct LevelFunctions {
             [](const PositiveFeatures<T>& map) { return FeatureMapView<T>(map); },
             [](const HyperbolicFeatures<T>& map) { return FeatureMapView<T>(map); },
             [](const TrigonometricFeatures<T>& map) { return FeatureMapView<T>(map); },
-            [](const EluFeatures<T>& map) { return FeatureMapView<T>(map); }};
+            [](const EluFeatures<T>& map) { return FeatureMapView<T>(map); },
+            [](const TaylorFeatures<T>& map) { return FeatureMapView<T>(map); },
+            [](const CalibratedFeatures<T>& map) { return FeatureMapView<T>(map); },
+            [](const Centred<PositiveFeatures<T>>& map) { return FeatureMapView<T>(map); },
+            [](const Centred<HyperbolicFeatures<T>>& map) { return FeatureMapView<T>(map); }};
   }
 };
 
 /// The table of a level: its functions, and the sizes of the classes whose objects both sides share.
 struct Level {
-  using Sizes = std::array<std::size_t, 12>;
+  using Sizes = std::array<std::size_t, 15>;
 
   LevelFunctions<float> of_float;
   LevelFunctions<double> of_double;
@@ -52,6 +60,9 @@ struct Level {
             sizeof(PositiveFeatures<T>),
             sizeof(TrigonometricFeatures<T>),
             sizeof(EluFeatures<T>),
+            sizeof(TaylorFeatures<T>),
+            sizeof(CalibratedFeatures<T>),
+            sizeof(Centred<PositiveFeatures<T>>),
             sizeof(Workspace),
             sizeof(CallOptions),
             EIGEN_MAX_ALIGN_BYTES};

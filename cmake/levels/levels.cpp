@@ -115,7 +115,23 @@ NPRF_FEATURE_MAP_INSTANCES(, double)
       : FeatureMapView(functions<T>().trigonometric(map)) {}                                                         \
   template <>                                                                                                        \
   template <>                                                                                                        \
-  nprf::FeatureMapView<T>::FeatureMapView(const EluFeatures<T>& map) : FeatureMapView(functions<T>().elu(map)) {}
+  nprf::FeatureMapView<T>::FeatureMapView(const EluFeatures<T>& map) : FeatureMapView(functions<T>().elu(map)) {}    \
+  template <>                                                                                                        \
+  template <>                                                                                                        \
+  nprf::FeatureMapView<T>::FeatureMapView(const TaylorFeatures<T>& map)                                              \
+      : FeatureMapView(functions<T>().taylor(map)) {}                                                                \
+  template <>                                                                                                        \
+  template <>                                                                                                        \
+  nprf::FeatureMapView<T>::FeatureMapView(const CalibratedFeatures<T>& map)                                          \
+      : FeatureMapView(functions<T>().calibrated(map)) {}                                                            \
+  template <>                                                                                                        \
+  template <>                                                                                                        \
+  nprf::FeatureMapView<T>::FeatureMapView(const Centred<PositiveFeatures<T>>& map)                                   \
+      : FeatureMapView(functions<T>().centred_positive(map)) {}                                                      \
+  template <>                                                                                                        \
+  template <>                                                                                                        \
+  nprf::FeatureMapView<T>::FeatureMapView(const Centred<HyperbolicFeatures<T>>& map)                                 \
+      : FeatureMapView(functions<T>().centred_hyperbolic(map)) {}
 
 NPRF_CALL_LEVEL(float)
 NPRF_CALL_LEVEL(double)

@@ -117,8 +117,8 @@ inline void print(const OwnFiles& files, const Arrays& arrays, const nprf::Relat
   fmt::print("map      {}{}; {}; {}\n", files.map, settings_of_map(files, arrays.queries.channels()),
              files.normalization == "unit" ? "q and k of length 1" : "q and k at their own norms",
              files.causal ? "causal" : "bidirectional");
-  if (files.near > 0 || files.sinks > 0)
-    fmt::print("exact    keys less than {} tokens away, and the first {} keys\n", files.near, files.sinks);
+  if (files.near > 0) fmt::print("near     keys less than {} tokens away have exact weights\n", files.near);
+  if (files.sinks > 0) fmt::print("sinks    the first {} keys have exact weights\n", files.sinks);
 }
 
 inline nprf::AttentionOptions attention_options(const OwnFiles& files) {

@@ -6,10 +6,12 @@
 #include "nprf/config.hpp"
 #include "nprf/core/compiled_flags.hpp"
 #include "nprf/feature_map/balance.hpp"
+#include "nprf/feature_map/centred.hpp"
 #include "nprf/feature_map/elu.hpp"
 #include "nprf/feature_map/feature_map_view.hpp"
 #include "nprf/feature_map/positive.hpp"
 #include "nprf/feature_map/random_features.hpp"
+#include "nprf/feature_map/taylor.hpp"
 #include "nprf/feature_map/trigonometric.hpp"
 #include "nprf/toeplitz/direct/backward_tile.hpp"
 #include "nprf/toeplitz/direct/forward_tile.hpp"
@@ -38,16 +40,19 @@
   PREFIX template class nprf::toeplitz::BackwardTile<T>;
 #define NPRF_CALIBRATION_INSTANCES(PREFIX, T)                                                                        \
   PREFIX template nprf::Balance<T> nprf::balance<T>(const nprf::MatrixView<T>&, const nprf::MatrixView<T>&, double); \
-  PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::CalibratedFeatures<T>&);                       \
   PREFIX template nprf::HeadsCalibration<T> nprf::detail::calibrate_samples<T>(                                      \
       std::span<const nprf::HeadSample<double>>, const nprf::CalibrationOptions&);
-#define NPRF_ATTENTION_INSTANCES(PREFIX, T)                                                       \
-  NPRF_FEATURE_MAP_INSTANCES(PREFIX, T)                                                           \
-  PREFIX template class nprf::Batch<T>;                                                           \
-  PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::PositiveFeatures<T>&);      \
-  PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::HyperbolicFeatures<T>&);    \
-  PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::TrigonometricFeatures<T>&); \
-  PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::EluFeatures<T>&);
+#define NPRF_ATTENTION_INSTANCES(PREFIX, T)                                                                 \
+  NPRF_FEATURE_MAP_INSTANCES(PREFIX, T)                                                                     \
+  PREFIX template class nprf::Batch<T>;                                                                     \
+  PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::PositiveFeatures<T>&);                \
+  PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::HyperbolicFeatures<T>&);              \
+  PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::TrigonometricFeatures<T>&);           \
+  PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::EluFeatures<T>&);                     \
+  PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::TaylorFeatures<T>&);                  \
+  PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::CalibratedFeatures<T>&);              \
+  PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::Centred<nprf::PositiveFeatures<T>>&); \
+  PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::Centred<nprf::HyperbolicFeatures<T>>&);
 
 /// Of the latter, what a program that links nprf::levels does not call through LevelFunctions (cmake/levels/level.hpp).
 #define NPRF_FEATURE_MAP_INSTANCES(PREFIX, T)                                           \

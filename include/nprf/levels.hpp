@@ -2,15 +2,18 @@
 #pragma once
 
 #include "nprf/attention/batch/batch.hpp"
+#include "nprf/calibration/calibrated_features.hpp"
 #include "nprf/config.hpp"
 #include "nprf/core/cpu_level.hpp"
+#include "nprf/feature_map/centred.hpp"
 #include "nprf/feature_map/elu.hpp"
 #include "nprf/feature_map/feature_map_view.hpp"
 #include "nprf/feature_map/positive.hpp"
+#include "nprf/feature_map/taylor.hpp"
 #include "nprf/feature_map/trigonometric.hpp"
 
 /// Code for several levels of x86-64 in one program, which is itself compiled for any x86-64 processor. The CMake
-/// target nprf::levels compiles Batch and the positive, hyperbolic, trigonometric and elu maps once for each level, and
+/// target nprf::levels compiles Batch and nprf's feature maps once for each level, and
 /// links the objects of a level into one, in which all symbols are local but a table of functions
 /// (cmake/levels/level.hpp). So the linker cannot exchange code of a level, of Eigen's or the standard library's
 /// templates either, with the program's. At the first call the program chooses a table (CpuLevel), and calls these
@@ -43,7 +46,19 @@
   nprf::FeatureMapView<T>::FeatureMapView(const nprf::TrigonometricFeatures<T>&);                                 \
   template <>                                                                                                     \
   template <>                                                                                                     \
-  nprf::FeatureMapView<T>::FeatureMapView(const nprf::EluFeatures<T>&);
+  nprf::FeatureMapView<T>::FeatureMapView(const nprf::EluFeatures<T>&);                                           \
+  template <>                                                                                                     \
+  template <>                                                                                                     \
+  nprf::FeatureMapView<T>::FeatureMapView(const nprf::TaylorFeatures<T>&);                                        \
+  template <>                                                                                                     \
+  template <>                                                                                                     \
+  nprf::FeatureMapView<T>::FeatureMapView(const nprf::CalibratedFeatures<T>&);                                    \
+  template <>                                                                                                     \
+  template <>                                                                                                     \
+  nprf::FeatureMapView<T>::FeatureMapView(const nprf::Centred<nprf::PositiveFeatures<T>>&);                       \
+  template <>                                                                                                     \
+  template <>                                                                                                     \
+  nprf::FeatureMapView<T>::FeatureMapView(const nprf::Centred<nprf::HyperbolicFeatures<T>>&);
 
 NPRF_CALLED_BY_LEVEL(float)
 NPRF_CALLED_BY_LEVEL(double)

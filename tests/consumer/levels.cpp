@@ -63,6 +63,13 @@ void forward_and_backward(const F& features, const P& position, Index n, Attenti
   if constexpr (!std::is_same_v<F, TrigonometricFeatures<T>>) add(attention.query_features(q));
 }
 
+// products of these numbers are exact, so that what the program computes from them has the same bits for each level
+template <class T>
+Centring<T> centring() {
+  return {Vector<T>::Constant(8, T(0.25)), Vector<T>::Constant(8, T(-0.5)), 2 * Matrix<T>::Identity(8, 8),
+          T(0.5) * Matrix<T>::Identity(8, 8)};
+}
+
 // the maps get their projections, since a drawn one is the program's: its last bits are those of the baseline
 template <class T>
 void all_engines() {
@@ -74,6 +81,14 @@ void all_engines() {
     forward_and_backward<T>(HyperbolicFeatures<T>(uniform<T>(5, 8)), table, n, {.engine = engine});
     forward_and_backward<T>(TrigonometricFeatures<T>(uniform<T>(33, 8)), alibi, n, {.engine = engine});
     forward_and_backward<T>(EluFeatures<T>(8), table, n, {.normalization = Normalization::none(), .engine = engine});
+    forward_and_backward<T>(TaylorFeatures<T>({.input_dim = 8, .directions = 3}), table, n,
+                            {.engine = engine, .near = 9});
+    forward_and_backward<T>(CalibratedFeatures<T>(TaylorFeatures<T>({.input_dim = 8}), centring<T>()), table, n,
+                            {.engine = engine, .sinks = 2});
+    forward_and_backward<T>(Centred(PositiveFeatures<T>(uniform<T>(19, 8)), centring<T>()), alibi, n,
+                            {.engine = engine});
+    forward_and_backward<T>(Centred(HyperbolicFeatures<T>(uniform<T>(5, 8)), centring<T>()), alibi, n,
+                            {.engine = engine, .near = 3});
     forward_and_backward<T>(OwnMap<T>(), table, n, {.normalization = Normalization::none(), .engine = engine});
   }
   forward_and_backward<T>(PositiveFeatures<T>(uniform<T>(19, 8)), table, n,
