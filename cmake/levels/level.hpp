@@ -22,6 +22,7 @@ struct LevelFunctions {
   FeatureMapView<T> (*elu)(const EluFeatures<T>&);
   FeatureMapView<T> (*taylor)(const TaylorFeatures<T>&);
   FeatureMapView<T> (*calibrated)(const CalibratedFeatures<T>&);
+  FeatureMapView<T> (*centred_taylor)(const Centred<TaylorFeatures<T>>&);
   FeatureMapView<T> (*centred_positive)(const Centred<PositiveFeatures<T>>&);
   FeatureMapView<T> (*centred_hyperbolic)(const Centred<HyperbolicFeatures<T>>&);
 
@@ -36,6 +37,7 @@ struct LevelFunctions {
             [](const EluFeatures<T>& map) { return FeatureMapView<T>(map); },
             [](const TaylorFeatures<T>& map) { return FeatureMapView<T>(map); },
             [](const CalibratedFeatures<T>& map) { return FeatureMapView<T>(map); },
+            [](const Centred<TaylorFeatures<T>>& map) { return FeatureMapView<T>(map); },
             [](const Centred<PositiveFeatures<T>>& map) { return FeatureMapView<T>(map); },
             [](const Centred<HyperbolicFeatures<T>>& map) { return FeatureMapView<T>(map); }};
   }

@@ -126,6 +126,10 @@ NPRF_FEATURE_MAP_INSTANCES(, double)
       : FeatureMapView(functions<T>().calibrated(map)) {}                                                            \
   template <>                                                                                                        \
   template <>                                                                                                        \
+  nprf::FeatureMapView<T>::FeatureMapView(const Centred<TaylorFeatures<T>>& map)                                     \
+      : FeatureMapView(functions<T>().centred_taylor(map)) {}                                                        \
+  template <>                                                                                                        \
+  template <>                                                                                                        \
   nprf::FeatureMapView<T>::FeatureMapView(const Centred<PositiveFeatures<T>>& map)                                   \
       : FeatureMapView(functions<T>().centred_positive(map)) {}                                                      \
   template <>                                                                                                        \

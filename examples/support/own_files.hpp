@@ -103,7 +103,8 @@ inline std::string settings_of_map(const OwnFiles& files, Index channels) {
   if (files.map == "taylor")
     return fmt::format(", to second order in {} coordinates", taylor_directions(channels, files.features));
   if (files.map == "calibrated")
-    return fmt::format(" on the first half of the tokens, at most {} features", files.features);
+    return fmt::format(" on the first half of the tokens, which the error includes; at most {} features",
+                       files.features);
   return fmt::format(", m = {}, seed {}", files.features, files.seed);
 }
 

@@ -51,6 +51,7 @@
   PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::EluFeatures<T>&);                     \
   PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::TaylorFeatures<T>&);                  \
   PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::CalibratedFeatures<T>&);              \
+  PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::Centred<nprf::TaylorFeatures<T>>&);   \
   PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::Centred<nprf::PositiveFeatures<T>>&); \
   PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::Centred<nprf::HyperbolicFeatures<T>>&);
 

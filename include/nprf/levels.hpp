@@ -55,6 +55,9 @@
   nprf::FeatureMapView<T>::FeatureMapView(const nprf::CalibratedFeatures<T>&);                                    \
   template <>                                                                                                     \
   template <>                                                                                                     \
+  nprf::FeatureMapView<T>::FeatureMapView(const nprf::Centred<nprf::TaylorFeatures<T>>&);                         \
+  template <>                                                                                                     \
+  template <>                                                                                                     \
   nprf::FeatureMapView<T>::FeatureMapView(const nprf::Centred<nprf::PositiveFeatures<T>>&);                       \
   template <>                                                                                                     \
   template <>                                                                                                     \

@@ -335,6 +335,7 @@ def attention(
     """y of Attention(features, position, ...)(q, k, v, ...), or (y, Report). The last attentions are kept, so that calls
     with the same objects build nothing."""
     features = features if isinstance(features, Features) else features_of(features)
+    near, sinks = index_of(near, "near"), index_of(sinks, "sinks")
     key = (id(features), id(position), causal, getattr(normalization, "radius", None), near, engine, sinks)
     found = _attentions.get(key)
     # the map and the position of a key live as long as its attention, so that no other object has their ids

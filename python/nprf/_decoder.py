@@ -11,6 +11,7 @@ import numpy as np
 
 from ._attention import Array, Attention, CallOptions, Normalization, _call_of, _default_call, _unit
 from ._native import as_array, native_of
+from ._value import index_of
 from .features import FeaturesLike
 from .positions import Position
 
@@ -72,8 +73,8 @@ class Decoder:
         sinks: int = 0,
     ) -> None:
         self.attention = Attention(features, position, True, normalization, near, engine, sinks)
-        self.heads = None if heads is None else int(heads)
-        self.batch, self.rollback_tokens = int(batch), int(rollback)
+        self.heads = None if heads is None else index_of(heads, "heads")
+        self.batch, self.rollback_tokens = index_of(batch, "batch"), index_of(rollback, "rollback")
         self.dtype = np.dtype(dtype)
         native = native_of(self.dtype, "dtype")
         self._state = native.Decoder.make(self.attention._native(native), self.batch, self.rollback_tokens)
@@ -130,22 +131,22 @@ class Decoder:
         """Takes back the last tokens of a sequence. ValueError if it has fewer, or if they are too many: more than
         `rollback` less than the most that it had."""
         with self._one_call:
-            self._state.rollback(int(sequence), int(tokens))
+            self._state.rollback(index_of(sequence, "sequence"), index_of(tokens, "tokens"))
 
     def reorder(self, sequences: Sequence[int]) -> None:
         """Sequence b becomes a copy of what sequences[b] was, for all b, as beam search selects beams."""
         with self._one_call:
-            self._state.reorder([int(each) for each in sequences])
+            self._state.reorder([index_of(each, "sequences") for each in sequences])
 
     def fork(self, source: int, target: int) -> None:
         """The sequence `target` becomes a copy of the sequence `source`."""
         with self._one_call:
-            self._state.fork(int(source), int(target))
+            self._state.fork(index_of(source, "source"), index_of(target, "target"))
 
     def reset(self, sequence: int | None = None) -> None:
         """Removes all tokens of a sequence, or of all sequences."""
         with self._one_call:
-            for each in range(self.batch) if sequence is None else [int(sequence)]:
+            for each in range(self.batch) if sequence is None else [index_of(sequence, "sequence")]:
                 self._state.reset(each)
 
     @property

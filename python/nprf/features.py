@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._native import Native, as_array, core, native_of
-from ._value import Value, frozen_array
+from ._value import Value, frozen_array, index_of
 
 
 _identities = itertools.count()
@@ -164,8 +164,8 @@ class RandomFeatures(Features):
         tilt: Tilt | None = None,
     ) -> None:
         super().__init__()
-        self.kind, self.input_dim, self.num_features = kind, int(input_dim), int(num_features)
-        self.projection, self.seed, self.tilt = projection, int(seed), tilt
+        self.kind, self.input_dim, self.num_features = kind, index_of(input_dim, "input_dim"), index_of(num_features, "num_features")
+        self.projection, self.seed, self.tilt = projection, index_of(seed, "seed"), tilt
         if not 0 <= self.seed < 2**64:
             raise ValueError(f"seed: expected 0 to 2^64 - 1, got {seed}")
         self._native(native_of(np.dtype("float32"), "features"))
@@ -210,7 +210,7 @@ class TaylorFeatures(Features):
 
     def __init__(self, input_dim: int, directions: int = 0) -> None:
         super().__init__()
-        self.input_dim, self.directions = int(input_dim), int(directions)
+        self.input_dim, self.directions = index_of(input_dim, "input_dim"), index_of(directions, "directions")
         self._native(native_of(np.dtype("float32"), "features"))
 
     def _make(self, native: Native) -> Any:
@@ -224,7 +224,7 @@ class EluFeatures(Features):
 
     def __init__(self, input_dim: int) -> None:
         super().__init__()
-        self.input_dim = int(input_dim)
+        self.input_dim = index_of(input_dim, "input_dim")
         self._native(native_of(np.dtype("float32"), "features"))
 
     def _make(self, native: Native) -> Any:

@@ -17,6 +17,7 @@ from jax import numpy as jnp
 
 from ._attention import Normalization
 from ._native import float32, float64
+from ._value import index_of
 from .features import Features, FeaturesLike, features_of
 
 __all__ = ["attention"]
@@ -145,6 +146,6 @@ def attention(
         mask = jnp.asarray(key_mask, bool).reshape(-1, jnp.shape(key_mask)[-1])
         if mask.shape != (k.shape[0], k.shape[2]):
             raise ValueError(f"key_mask: expected {k.shape[0]} x {k.shape[2]}, got {mask.shape}")
-    options = _Options(features_of(features), position, bool(causal), int(near), normalization.radius, engine)
+    options = _Options(features_of(features), position, bool(causal), index_of(near, "near"), normalization.radius, engine)
     y: jax.Array = _attention(q, k, v, rows, mask, options).astype(dtype)
     return y[0] if without_batch else y

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._native import Native, core, native_of
-from ._value import Value, frozen_array
+from ._value import Value, frozen_array, index_of
 
 
 class Position(Value):
@@ -75,7 +75,7 @@ class T5(Position):
 
     def __init__(self, weights: Any, max_distance: int = 128) -> None:
         super().__init__()
-        self.weights, self.max_distance = frozen_array(weights, "weights", (1, 2)), int(max_distance)
+        self.weights, self.max_distance = frozen_array(weights, "weights", (1, 2)), index_of(max_distance, "max_distance")
         self._native(native_of(self.weights.dtype, "position"), True)
 
     def _make(self, native: Native, causal: bool) -> Any:
@@ -118,7 +118,7 @@ class Grid(Position):
 
     def __init__(self, height: int, width: int, b: Any, extra: Any = None) -> None:
         super().__init__()
-        self.height, self.width = int(height), int(width)
+        self.height, self.width = index_of(height, "height"), index_of(width, "width")
         self.b = frozen_array(b, "b", (2, 3))
         self.extra = None if extra is None else frozen_array(extra, "extra", (2, 3))
         self._native(native_of(self.b.dtype, "position"), False)

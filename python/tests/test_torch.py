@@ -418,7 +418,7 @@ def test_other_devices_and_layouts():
     with pytest.raises(ValueError, match="keys: expected a dense tensor"):
         nprf.torch.attention(x, x.to_sparse(), x, features=f)
     mask = torch.zeros(N, requires_grad=True)
-    with pytest.raises(ValueError, match="key_padding_mask: expected one without gradient"):
+    with pytest.raises(ValueError, match="key_padding_mask: expected a mask without requires_grad"):
         nprf.torch.attention(x, x, x, features=f, key_padding_mask=mask)
 
 
@@ -445,6 +445,7 @@ def test_a_layer_accepts_the_arguments_of_multihead_attention():
     theirs = torch.nn.MultiheadAttention(embed_dim=16, num_heads=2, batch_first=True, dropout=0.0)
     ours = nprf.torch.Attention(embed_dim=16, num_heads=2, batch_first=True, dropout=0.0, kdim=None, vdim=None)
     ours.load_state_dict(theirs.state_dict())
+    nprf.torch.Attention(16, 2, kdim=16, vdim=16)
     for name, value in (("dropout", 0.1), ("batch_first", False), ("kdim", 8), ("add_bias_kv", True)):
         with pytest.raises(ValueError, match=f"{name}: expected"):
             nprf.torch.Attention(16, 2, **{name: value})
@@ -465,6 +466,20 @@ def test_reset_parameters():
     before = layer.out_proj.weight.clone()
     layer.reset_parameters()
     assert torch.equal(layer.out_proj.weight, before)
+
+
+def test_a_layer_that_is_made_on_the_meta_device():
+    options = {"position": "alibi", "features": "orf", "near": 0, "seed": 7}
+    with torch.device("meta"):
+        layer = nprf.torch.Attention(16, 2, **options)
+    layer = layer.to_empty(device="cpu")
+    layer.reset_parameters()
+    expected = nprf.torch.Attention(16, 2, **options)
+    assert torch.equal(layer.position_slopes, expected.position_slopes) and int(layer.features_seed) == 7
+    expected.load_state_dict(layer.state_dict())
+    x = torch.randn(2, 12, 16)
+    y = torch.compile(layer, fullgraph=True, backend="aot_eager")(x)[0]
+    assert torch.equal(y, expected(x)[0])
 
 
 def test_decoding_under_autocast():

@@ -187,6 +187,7 @@ TEST_CASE("centred maps count far pairs of large norms beside a near field", "[a
         const Matrix<double> y = attention(x.q, x.k, x.v, {.report = &report}),
                              expected = reference::kernelized_attention(attention, x.q, x.k, x.v);
         const Matrix<double> exact = reference::softmax_attention<double>(x.q, x.k, x.v, position, direction, sphere);
+        CHECK(report.error_bound <= 1e-9);
         const double bound = report.error_bound * x.v.cwiseAbs().maxCoeff();
         Index recomputed = 0;
         for (Index i = 0; i < n; ++i) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 
+#include <array>
 #include <vector>
 
 #include "nprf/attention/multi_head_attention.hpp"
@@ -168,6 +169,20 @@ TEST_CASE("multi-head: y in the memory of an input is rejected, but not beside i
     for (const Index at : {0, 1, 2})
       check_invalid([&] { attention(part(0), part(1), part(2), part(at)); },
                     {"y: expected an array that shares no memory with queries, keys and values"});
+
+    // dq, dk, dv and dy in one array, too
+    Saved<double> saved;
+    attention.forward(part(0), part(1), part(2), apart, saved);
+    std::vector<double> gradients = random(4 * whole, 4);
+    const auto gradient = [&, by = strides, from = step](Index at) {
+      return HeadsView<double>{gradients.data() + at * from, batch, heads, n_q, d, by};
+    };
+    std::vector<Matrix<double>> dbias;
+    CHECK_NOTHROW(attention.backward(saved, gradient(3), gradient(0), gradient(1), gradient(2), dbias));
+    for (const auto& [dq, dk, dv] :
+         {std::array<Index, 3>{0, 0, 2}, {0, 1, 0}, {0, 1, 1}, {3, 1, 2}, {0, 3, 2}, {0, 1, 3}})
+      check_invalid([&] { attention.backward(saved, gradient(3), gradient(dq), gradient(dk), gradient(dv), dbias); },
+                    {"dq, dk, dv: expected arrays that share no memory with each other and with dy"});
   }
   check_invalid(
       [&] {

@@ -87,6 +87,7 @@ void all_engines() {
                             {.engine = engine, .sinks = 2});
     forward_and_backward<T>(Centred(PositiveFeatures<T>(uniform<T>(19, 8)), centring<T>()), alibi, n,
                             {.engine = engine});
+    forward_and_backward<T>(Centred(TaylorFeatures<T>({.input_dim = 8}), centring<T>()), alibi, n, {.engine = engine});
     forward_and_backward<T>(Centred(HyperbolicFeatures<T>(uniform<T>(5, 8)), centring<T>()), alibi, n,
                             {.engine = engine, .near = 3});
     forward_and_backward<T>(OwnMap<T>(), table, n, {.normalization = Normalization::none(), .engine = engine});

@@ -45,10 +45,10 @@ def measure(run, progress):
         return loss_on(model, data.windows(text.train, s["tokens"], s["batch"], generator), generator)
 
     made = training.train_run(run, model, loss_of, progress)
-    loss = math.inf
+    loss, rows = math.inf, data.spread(text.valid, s["tokens"], s["held_out"])
     if not made.diverged:
         generator = torch.Generator().manual_seed(0)  # the same masks for all
-        parts = data.spread(text.valid, s["tokens"], s["held_out"]).split(s["batch"])
+        parts = rows.split(s["batch"])
         with torch.no_grad():
             loss = sum(loss_on(model, part, generator).item() for part in parts) / len(parts)
     return {
@@ -57,14 +57,14 @@ def measure(run, progress):
         "ms": made.ms,
         "diverged": made.diverged,
         "data": text.name,
-        "of_frequencies": loss_of_frequencies(text),
+        "of_frequencies": loss_of_frequencies(text.train, rows),
     }
 
 
-def loss_of_frequencies(text):
-    """Of a model that knows how frequent each byte is, and does not see the text, in nats a byte."""
-    probability = (torch.bincount(text.train.long(), minlength=256) + 1.0) / (len(text.train) + 256)
-    return -probability.log()[text.valid.long()].mean().item()
+def loss_of_frequencies(train, rows):
+    """Of a model that predicts each byte of `rows` by its frequency in `train`, in nats a byte."""
+    probability = (torch.bincount(train.long(), minlength=256) + 1.0) / (len(train) + 256)
+    return -probability.log()[rows.long()].mean().item()
 
 
 def table(results):

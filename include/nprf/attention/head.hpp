@@ -36,7 +36,7 @@ struct Head {
     features.keys(normalize(x, scale, team).rows(), as_span(scale), phi, team);
   }
 
-  /// The same as matrices (n,r), computed on all threads.
+  /// The same as matrices (n,r), computed by the calling thread.
   Matrix<T> query_features(const MatrixView<T>& x) const {
     Vector<T> scale(x.rows());
     return filled<T>(x.rows(), features.output_dim(),

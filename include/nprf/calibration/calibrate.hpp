@@ -28,7 +28,8 @@ namespace nprf {
 /// Options of calibrate(). `near`, `sinks`, `direction` and `normalization` are those of the attention that will use
 /// the map.
 struct CalibrationOptions {
-  Index num_features = 0;  // the most features of the map; 0, with target_error: as many as that needs
+  Index num_features = 0;  // the most features of the map; 0, with target_error: as many as that needs, by
+                           // limits that double, each of which compares all its candidates
   // near pairs and pairs with one of the first `sinks` keys of a sequence (AttentionOptions) have exact softmax weights
   // on both sides of the comparison
   Index near = 0, sinks = 0;

@@ -26,6 +26,7 @@ from torch.utils.dlpack import from_dlpack, to_dlpack
 
 from .._attention import Normalization
 from .._native import Native, core, float32, float64
+from .._value import index_of
 from ..features import Features, FeaturesLike, by_identity, features_of
 from . import _gpu
 from ._integers import Integers, per_sequence
@@ -448,7 +449,7 @@ def attention(
     unless they are a tensor, compile it anew. It has no report: report=True breaks the graph.
 
     ValueError for shapes and options that do not fit, TypeError for other types. Derivatives are those of torch.autograd:
-    NotImplementedError for torch.func.grad, jvp and the like, and for forward_ad. Second derivatives are not supported.
+    NotImplementedError for torch.func.grad, jvp and the like, for forward_ad, and from PyTorch 2.7 on for torch.export. Second derivatives are not supported.
     """
     if not isinstance(features, Features):
         features = features_of(features)
@@ -461,6 +462,7 @@ def attention(
         raise ValueError(f"extra: expected None without a grid, got biases with position={position!r}")
     if not torch.compiler.is_compiling():
         _check_derivatives(q, k, v, bias, extra)
+        near, sinks, offset = index_of(near, "near"), index_of(sinks, "sinks"), index_of(offset, "offset")
     elif getattr(torch.compiler, "is_exporting", bool)():
         raise NotImplementedError("attention: torch.export is not supported: a program that it stores has no feature map")
     _check_tensors(q, keys=k, values=v, bias=bias, extra=extra, key_padding_mask=key_padding_mask)

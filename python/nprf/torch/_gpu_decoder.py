@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .._attention import Attention, Normalization, _unit
 from .._native import float32
+from .._value import index_of
 from ..features import FeaturesLike
 from ..positions import Position
 from . import _gpu
@@ -55,14 +56,16 @@ class GpuDecoder:
         device: Any = "cuda",
     ) -> None:
         self.attention = Attention(features, position, True, normalization, near, "automatic", sinks)
-        self.heads, self.kv_heads = int(heads), int(heads if kv_heads is None else kv_heads)
-        self.channels, self.batch, self.rollback_tokens = int(channels), int(batch), int(rollback)
+        self.heads = index_of(heads, "heads")
+        self.kv_heads = self.heads if kv_heads is None else index_of(kv_heads, "kv_heads")
+        self.channels, self.batch = index_of(channels, "channels"), index_of(batch, "batch")
+        self.rollback_tokens, max_tokens = index_of(rollback, "rollback"), index_of(max_tokens, "max_tokens")
         self.dtype, self._anchor = dtype, torch.empty(0, device=device)
         self.device = self._anchor.device
         on_host = _gpu._module().on_host  # the stand-in of the tests
         if self.device.type != ("cpu" if on_host else "cuda"):
             raise ValueError(f"device: expected a GPU, got {self.device}")
-        sizes = (self.batch, self.heads, self.kv_heads, self.channels, int(max_tokens), self.rollback_tokens)
+        sizes = (self.batch, self.heads, self.kv_heads, self.channels, max_tokens, self.rollback_tokens)
         self._has_tokens = False
         model = self.attention._native(float32).cuda_model()
         with self._on_device():
@@ -118,7 +121,7 @@ class GpuDecoder:
         """Takes back the last tokens of a sequence. If it has fewer, or if they are too many (nprf.Decoder), it stays as it
         is, and counts["rejected_rollbacks"] grows by 1."""
         with self._on_device():
-            self._decoder.rollback(int(sequence), int(tokens), self._stream())
+            self._decoder.rollback(index_of(sequence, "sequence"), index_of(tokens, "tokens"), self._stream())
 
     def rollback_each(self, tokens: Integers) -> None:
         """The same for all sequences: the last tokens[b] of sequence b."""
@@ -136,7 +139,7 @@ class GpuDecoder:
     def fork(self, source: int, target: int) -> None:
         """The sequence `target` becomes a copy of the sequence `source`."""
         with self._on_device():
-            self._decoder.fork(int(source), int(target), self._stream())
+            self._decoder.fork(index_of(source, "source"), index_of(target, "target"), self._stream())
 
     def reset(self, sequence: Optional[int] = None) -> None:
         """Removes all tokens of a sequence; or of all sequences, and sets the counts to 0."""
@@ -145,7 +148,7 @@ class GpuDecoder:
                 self._decoder.reset_all(self._stream())
                 self._has_tokens = False
             else:
-                self._decoder.reset(int(sequence), self._stream())
+                self._decoder.reset(index_of(sequence, "sequence"), self._stream())
                 self._has_tokens &= self.batch > 1
 
     @property

@@ -41,9 +41,9 @@ def padding_of(mask: Tensor) -> Tensor:
     _check_type(mask, "key_padding_mask")
     if mask.dtype == torch.bool:
         return mask
-    if mask.requires_grad:
-        raise ValueError("key_padding_mask: expected one without gradient, which a key that is dropped or not does not have")
-    padding: Tensor = _padding_op(mask)
+    if mask.requires_grad and torch.is_grad_enabled():
+        raise ValueError("key_padding_mask: expected a mask without requires_grad, since it has no gradient, got one with it")
+    padding: Tensor = _padding_op(mask.detach())
     return padding
 
 

@@ -24,7 +24,7 @@ class _Slot(Features):
     def __init__(self, features: Features) -> None:
         self.features = features
         self._identity = register(self)
-        self._of_graph = torch.tensor(int(self._identity))
+        self._of_graph = torch.tensor(int(self._identity), device="cpu")
 
     @property
     def input_dim(self) -> int:  # type: ignore[override]
@@ -111,7 +111,7 @@ class Attention(nn.Module):
         for name, value in others.items():
             if name not in _of_multihead_attention:
                 raise TypeError(f"Attention: got an unknown argument {name!r}")
-            if value != _of_multihead_attention[name]:
+            if value != _of_multihead_attention[name] and not (name in ("kdim", "vdim") and value == embed_dim):
                 raise ValueError(f"{name}: expected {_of_multihead_attention[name]!r}, got {value!r}")
         if heads is None or num_heads is not None:
             if num_heads is None or heads is not None:
@@ -153,18 +153,24 @@ class Attention(nn.Module):
             self.register_buffer("position_slopes", torch.tensor(alibi_slopes(heads), device=device, dtype=dtype or torch.float32))
         elif position is not None:
             self.position_bias = nn.Parameter(torch.empty(heads, *shape, **factory))
-        self.reset_parameters()
         if isinstance(made, RandomFeatures):
             self.register_buffer("features_seed", torch.tensor(_int64_of(made.seed)))
             self.register_load_state_dict_post_hook(_redraw_loaded)
+        self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Sets the parameters to what the constructor sets them to: weights of both projections at random, biases 0."""
+        """Sets the parameters to what the constructor sets them to: weights of both projections at random, biases 0. The
+        slopes of ALiBi and the features' seed become those of the layer, as after to_empty()."""
         nn.init.xavier_uniform_(self.in_proj_weight)
         self.out_proj.reset_parameters()
         for zero in (self.in_proj_bias, self.out_proj.bias, self.position_bias):
             if zero is not None:
                 nn.init.zeros_(zero)
+        with torch.no_grad():
+            if self._position == "alibi":
+                self.position_slopes.copy_(torch.as_tensor(alibi_slopes(self.num_heads)))
+            if isinstance(self.features, RandomFeatures):
+                self.features_seed.fill_(_int64_of(self.features.seed))
 
     @property
     def features(self) -> Features:
@@ -175,12 +181,14 @@ class Attention(nn.Module):
         """Draws new random vectors: with the next seed, or this one. A seed that the map itself does not have, since it is one
         map for each head or centred, is not in the state dict. ValueError for a map without random vectors."""
         features = self.features
+        is_given = seed is not None
         if seed is None:
             seed = features.seed + 1 if isinstance(features, RandomFeatures) else self._redraws
-            while features.redraw(seed) == features:
-                seed += 1
-        self._features.features = features.redraw(seed)
-        self._redraws = seed + 1
+        made = features.redraw(seed)
+        while made == features and not is_given:
+            seed += 1
+            made = features.redraw(seed)
+        self._features.features, self._redraws = made, seed + 1
         if "features_seed" in self._buffers:
             self.features_seed.fill_(_int64_of(seed))
 

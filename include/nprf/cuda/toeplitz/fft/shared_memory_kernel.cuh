@@ -109,11 +109,11 @@ __device__ __forceinline__ void prevent_hoisting(T*& pointer) {
 }
 
 /// Where a block stores its columns u_q, and its sums over features.
-enum class Storage { in_registers, in_shared_memory, in_global_memory };
+enum class FftMemory { in_registers, in_shared_memory, in_global_memory };
 
-template <class Shape, int folds, Storage columns, Storage sums>
+template <class Shape, int folds, FftMemory columns, FftMemory sums>
 constexpr std::size_t shared_memory_bytes() {
-  const std::size_t held = (columns == Storage::in_shared_memory) + (sums == Storage::in_shared_memory);
+  const std::size_t held = (columns == FftMemory::in_shared_memory) + (sums == FftMemory::in_shared_memory);
   return sizeof(float2) * (fft::BlockTransform<Shape>::shared + held * folds * Shape::L);
 }
 
@@ -123,16 +123,16 @@ constexpr int shared_memory_blocks = (folds * Shape::P <= 16 ? 512 : 256) / Shap
 
 /// The columns u_q and the sums Y_q over features of a block. A thread stores the entries of its own indices alone, so
 /// that no barrier is needed between its writes and its reads.
-template <class Shape, int folds, Storage columns, Storage sums>
+template <class Shape, int folds, FftMemory columns, FftMemory sums>
 class FoldedColumns {
  public:
   static constexpr int P = Shape::P, L = Shape::L, N = folds * L;
 
   /// kept: shared memory of (folds,L) for columns, for sums, or for both.
   __device__ __forceinline__ FoldedColumns(const float2* U, float2* kept)
-      : m_U(U), m_kept(kept), m_sum_shared(kept + (columns == Storage::in_shared_memory ? N : 0)) {
+      : m_U(U), m_kept(kept), m_sum_shared(kept + (columns == FftMemory::in_shared_memory ? N : 0)) {
     for_each([&](auto f, auto i, int at) {
-      if constexpr (columns == Storage::in_shared_memory) m_kept[at] = m_U[at];
+      if constexpr (columns == FftMemory::in_shared_memory) m_kept[at] = m_U[at];
       sum(f, i, at) = make_float2(0, 0);
     });
   }
@@ -142,7 +142,7 @@ class FoldedColumns {
     prevent_hoisting(m_U);
     for_each([&](auto f, auto i, int at) {
       const float b = __ldg(B + at);
-      const float2 u = columns == Storage::in_shared_memory ? m_kept[at] : __ldg(m_U + at);
+      const float2 u = columns == FftMemory::in_shared_memory ? m_kept[at] : __ldg(m_U + at);
       if constexpr (decltype(f)::value == 0)
         v[i] = b * u;
       else
@@ -174,7 +174,7 @@ class FoldedColumns {
   }
   template <class Fold, class I>
   __device__ __forceinline__ float2& sum(Fold fold, I i, int at) {
-    if constexpr (sums == Storage::in_shared_memory)
+    if constexpr (sums == FftMemory::in_shared_memory)
       return m_sum_shared[at];
     else
       return m_sum[fold * P + i];
@@ -182,11 +182,11 @@ class FoldedColumns {
 
   const float2* m_U;
   float2 *m_kept, *m_sum_shared;
-  float2 m_sum[sums == Storage::in_registers ? folds * P : 1];
+  float2 m_sum[sums == FftMemory::in_registers ? folds * P : 1];
 };
 
 /// Blocks (pairs, residue classes and groups of features, z).
-template <class Shape, int folds, Storage columns, Storage sums>
+template <class Shape, int folds, FftMemory columns, FftMemory sums>
 __global__ void __launch_bounds__(Shape::threads, (shared_memory_blocks<Shape, folds>))
     shared_memory_kernel(SharedMemoryTask task) {
   start_kernel();
