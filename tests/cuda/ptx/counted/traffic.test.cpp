@@ -141,7 +141,7 @@ ptx::KernelTraffic traffic_of_ffts(const cuda::SharedMemoryVariant& variant, int
 }  // namespace
 
 TEST_CASE("traffic and instructions of FFTs in shared memory", "[cuda]") {
-  using enum cuda::Placement;
+  using enum cuda::FftMemory;
   const auto check_variant = [](const cuda::SharedMemoryVariant& variant, int N, int most_instructions) {
     const ptx::KernelTraffic of_four = traffic_of_ffts(variant, N, 4), of_eight = traffic_of_ffts(variant, N, 8);
     INFO(N << " points");
