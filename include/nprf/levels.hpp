@@ -13,11 +13,10 @@
 #include "nprf/feature_map/trigonometric.hpp"
 
 /// Code for several levels of x86-64 in one program, which is itself compiled for any x86-64 processor. The CMake
-/// target nprf::levels compiles Batch and nprf's feature maps once for each level, and
-/// links the objects of a level into one, in which all symbols are local but a table of functions
-/// (cmake/levels/level.hpp). So the linker cannot exchange code of a level, of Eigen's or the standard library's
-/// templates either, with the program's. At the first call the program chooses a table (CpuLevel), and calls these
-/// functions through it.
+/// target nprf::levels compiles Batch and nprf's feature maps once for each level, and links the objects of a level
+/// into one, in which all symbols are local but a table of functions (cmake/levels/level.hpp). So the linker cannot
+/// exchange code of a level, of Eigen's or the standard library's templates either, with the program's. At the first
+/// call the program chooses a table (CpuLevel), and calls these functions through it.
 ///
 /// Both sides share objects of these classes. Their layout must not depend on the level, hence they have no members of
 /// Pack or Lanes. All levels are compiled with the baseline's Eigen alignment, so that either side may free what the
