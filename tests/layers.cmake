@@ -45,7 +45,8 @@ set(levels
   "cuda/attention cuda/decoder"
   "cuda/plan"
   "cuda/instances.cuh"
-  "levels.hpp instances.hpp"
+  "instances.hpp"
+  "levels.hpp"
   "nprf.hpp cuda.hpp")
 
 # headers that device code may include, which is compiled without a matrix library

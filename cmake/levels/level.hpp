@@ -16,30 +16,18 @@ struct LevelFunctions {
   decltype(&Batch<T>::forward) forward;
   decltype(&Batch<T>::backward) backward;
   void (*clear)(Batch<T>&);  // frees its memory, so that the program destroys an empty one
-  FeatureMapView<T> (*positive)(const PositiveFeatures<T>&);
-  FeatureMapView<T> (*hyperbolic)(const HyperbolicFeatures<T>&);
-  FeatureMapView<T> (*trigonometric)(const TrigonometricFeatures<T>&);
-  FeatureMapView<T> (*elu)(const EluFeatures<T>&);
-  FeatureMapView<T> (*taylor)(const TaylorFeatures<T>&);
-  FeatureMapView<T> (*calibrated)(const CalibratedFeatures<T>&);
-  FeatureMapView<T> (*centred_taylor)(const Centred<TaylorFeatures<T>>&);
-  FeatureMapView<T> (*centred_positive)(const Centred<PositiveFeatures<T>>&);
-  FeatureMapView<T> (*centred_hyperbolic)(const Centred<HyperbolicFeatures<T>>&);
+#define NPRF_VIEW_FUNCTION(FIRST, T, NAME, ...) FeatureMapView<T> (*NAME)(const __VA_ARGS__&);
+  NPRF_FEATURE_MAPS(NPRF_VIEW_FUNCTION, , T)
+#undef NPRF_VIEW_FUNCTION
 
   /// Those of the level that the caller is compiled for.
   static constexpr LevelFunctions compiled() {
-    return {&Batch<T>::forward,
-            &Batch<T>::backward,
+    return {&Batch<T>::forward, &Batch<T>::backward,
             [](Batch<T>& batch) { std::construct_at((std::destroy_at(&batch), &batch)); },
-            [](const PositiveFeatures<T>& map) { return FeatureMapView<T>(map); },
-            [](const HyperbolicFeatures<T>& map) { return FeatureMapView<T>(map); },
-            [](const TrigonometricFeatures<T>& map) { return FeatureMapView<T>(map); },
-            [](const EluFeatures<T>& map) { return FeatureMapView<T>(map); },
-            [](const TaylorFeatures<T>& map) { return FeatureMapView<T>(map); },
-            [](const CalibratedFeatures<T>& map) { return FeatureMapView<T>(map); },
-            [](const Centred<TaylorFeatures<T>>& map) { return FeatureMapView<T>(map); },
-            [](const Centred<PositiveFeatures<T>>& map) { return FeatureMapView<T>(map); },
-            [](const Centred<HyperbolicFeatures<T>>& map) { return FeatureMapView<T>(map); }};
+#define NPRF_VIEW(FIRST, T, NAME, ...) [](const __VA_ARGS__& map) { return FeatureMapView<T>(map); },
+            NPRF_FEATURE_MAPS(NPRF_VIEW, , T)
+#undef NPRF_VIEW
+    };
   }
 };
 

@@ -101,41 +101,11 @@ NPRF_FEATURE_MAP_INSTANCES(, double)
                                                 const HeadsView<T>& dk, const HeadsView<T>& dv) {                    \
     return (this->*functions<T>().backward)(heads, saved, dy, dq, dk, dv);                                           \
   }                                                                                                                  \
-  template <>                                                                                                        \
-  template <>                                                                                                        \
-  nprf::FeatureMapView<T>::FeatureMapView(const PositiveFeatures<T>& map)                                            \
-      : FeatureMapView(functions<T>().positive(map)) {}                                                              \
-  template <>                                                                                                        \
-  template <>                                                                                                        \
-  nprf::FeatureMapView<T>::FeatureMapView(const HyperbolicFeatures<T>& map)                                          \
-      : FeatureMapView(functions<T>().hyperbolic(map)) {}                                                            \
-  template <>                                                                                                        \
-  template <>                                                                                                        \
-  nprf::FeatureMapView<T>::FeatureMapView(const TrigonometricFeatures<T>& map)                                       \
-      : FeatureMapView(functions<T>().trigonometric(map)) {}                                                         \
-  template <>                                                                                                        \
-  template <>                                                                                                        \
-  nprf::FeatureMapView<T>::FeatureMapView(const EluFeatures<T>& map) : FeatureMapView(functions<T>().elu(map)) {}    \
-  template <>                                                                                                        \
-  template <>                                                                                                        \
-  nprf::FeatureMapView<T>::FeatureMapView(const TaylorFeatures<T>& map)                                              \
-      : FeatureMapView(functions<T>().taylor(map)) {}                                                                \
-  template <>                                                                                                        \
-  template <>                                                                                                        \
-  nprf::FeatureMapView<T>::FeatureMapView(const CalibratedFeatures<T>& map)                                          \
-      : FeatureMapView(functions<T>().calibrated(map)) {}                                                            \
-  template <>                                                                                                        \
-  template <>                                                                                                        \
-  nprf::FeatureMapView<T>::FeatureMapView(const Centred<TaylorFeatures<T>>& map)                                     \
-      : FeatureMapView(functions<T>().centred_taylor(map)) {}                                                        \
-  template <>                                                                                                        \
-  template <>                                                                                                        \
-  nprf::FeatureMapView<T>::FeatureMapView(const Centred<PositiveFeatures<T>>& map)                                   \
-      : FeatureMapView(functions<T>().centred_positive(map)) {}                                                      \
-  template <>                                                                                                        \
-  template <>                                                                                                        \
-  nprf::FeatureMapView<T>::FeatureMapView(const Centred<HyperbolicFeatures<T>>& map)                                 \
-      : FeatureMapView(functions<T>().centred_hyperbolic(map)) {}
+  NPRF_FEATURE_MAPS(NPRF_CALL_LEVEL_FOR_VIEW, , T)
+#define NPRF_CALL_LEVEL_FOR_VIEW(FIRST, T, NAME, ...) \
+  template <>                                         \
+  template <>                                         \
+  nprf::FeatureMapView<T>::FeatureMapView(const __VA_ARGS__& map) : FeatureMapView(functions<T>().NAME(map)) {}
 
 NPRF_CALL_LEVEL(float)
 NPRF_CALL_LEVEL(double)

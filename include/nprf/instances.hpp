@@ -42,20 +42,27 @@
   PREFIX template nprf::Balance<T> nprf::balance<T>(const nprf::MatrixView<T>&, const nprf::MatrixView<T>&, double); \
   PREFIX template nprf::HeadsCalibration<T> nprf::detail::calibrate_samples<T>(                                      \
       std::span<const nprf::HeadSample<double>>, const nprf::CalibrationOptions&);
-#define NPRF_ATTENTION_INSTANCES(PREFIX, T)                                                                 \
-  NPRF_FEATURE_MAP_INSTANCES(PREFIX, T)                                                                     \
-  PREFIX template class nprf::Batch<T>;                                                                     \
-  PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::PositiveFeatures<T>&);                \
-  PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::HyperbolicFeatures<T>&);              \
-  PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::TrigonometricFeatures<T>&);           \
-  PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::EluFeatures<T>&);                     \
-  PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::TaylorFeatures<T>&);                  \
-  PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::CalibratedFeatures<T>&);              \
-  PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::Centred<nprf::TaylorFeatures<T>>&);   \
-  PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::Centred<nprf::PositiveFeatures<T>>&); \
-  PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::Centred<nprf::HyperbolicFeatures<T>>&);
+#define NPRF_ATTENTION_INSTANCES(PREFIX, T) \
+  NPRF_FEATURE_MAP_INSTANCES(PREFIX, T)     \
+  PREFIX template class nprf::Batch<T>;     \
+  NPRF_FEATURE_MAPS(NPRF_VIEW_INSTANCE, PREFIX, T)
+#define NPRF_VIEW_INSTANCE(PREFIX, T, NAME, ...) \
+  PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const __VA_ARGS__&);
 
-/// Of the latter, what a program that links nprf::levels does not call through LevelFunctions (cmake/levels/level.hpp).
+/// The feature maps whose FeatureMapView is compiled once: APPLY(FIRST, T, name, map) for each.
+#define NPRF_FEATURE_MAPS(APPLY, FIRST, T)                                    \
+  APPLY(FIRST, T, positive, nprf::PositiveFeatures<T>)                        \
+  APPLY(FIRST, T, hyperbolic, nprf::HyperbolicFeatures<T>)                    \
+  APPLY(FIRST, T, trigonometric, nprf::TrigonometricFeatures<T>)              \
+  APPLY(FIRST, T, elu, nprf::EluFeatures<T>)                                  \
+  APPLY(FIRST, T, taylor, nprf::TaylorFeatures<T>)                            \
+  APPLY(FIRST, T, calibrated, nprf::CalibratedFeatures<T>)                    \
+  APPLY(FIRST, T, centred_taylor, nprf::Centred<nprf::TaylorFeatures<T>>)     \
+  APPLY(FIRST, T, centred_positive, nprf::Centred<nprf::PositiveFeatures<T>>) \
+  APPLY(FIRST, T, centred_hyperbolic, nprf::Centred<nprf::HyperbolicFeatures<T>>)
+
+/// Of NPRF_ATTENTION_INSTANCES, what a program that links nprf::levels does not call through LevelFunctions
+/// (cmake/levels/level.hpp).
 #define NPRF_FEATURE_MAP_INSTANCES(PREFIX, T)                                           \
   PREFIX template struct nprf::CompiledFlags<T>;                                        \
   PREFIX template nprf::RandomFeatures<T>::RandomFeatures(const nprf::FeatureOptions&); \

@@ -2,15 +2,10 @@
 #pragma once
 
 #include "nprf/attention/batch/batch.hpp"
-#include "nprf/calibration/calibrated_features.hpp"
 #include "nprf/config.hpp"
 #include "nprf/core/cpu_level.hpp"
-#include "nprf/feature_map/centred.hpp"
-#include "nprf/feature_map/elu.hpp"
 #include "nprf/feature_map/feature_map_view.hpp"
-#include "nprf/feature_map/positive.hpp"
-#include "nprf/feature_map/taylor.hpp"
-#include "nprf/feature_map/trigonometric.hpp"
+#include "nprf/instances.hpp"
 
 /// Code for several levels of x86-64 in one program, which is itself compiled for any x86-64 processor. The CMake
 /// target nprf::levels compiles Batch and nprf's feature maps once for each level, and links the objects of a level
@@ -34,36 +29,15 @@
   template <>                                                                                                     \
   nprf::GradientReport nprf::Batch<T>::backward(const HeadModels<T>&, const Saved<T>&, const HeadsView<const T>&, \
                                                 const HeadsView<T>&, const HeadsView<T>&, const HeadsView<T>&);   \
-  template <>                                                                                                     \
-  template <>                                                                                                     \
-  nprf::FeatureMapView<T>::FeatureMapView(const nprf::PositiveFeatures<T>&);                                      \
-  template <>                                                                                                     \
-  template <>                                                                                                     \
-  nprf::FeatureMapView<T>::FeatureMapView(const nprf::HyperbolicFeatures<T>&);                                    \
-  template <>                                                                                                     \
-  template <>                                                                                                     \
-  nprf::FeatureMapView<T>::FeatureMapView(const nprf::TrigonometricFeatures<T>&);                                 \
-  template <>                                                                                                     \
-  template <>                                                                                                     \
-  nprf::FeatureMapView<T>::FeatureMapView(const nprf::EluFeatures<T>&);                                           \
-  template <>                                                                                                     \
-  template <>                                                                                                     \
-  nprf::FeatureMapView<T>::FeatureMapView(const nprf::TaylorFeatures<T>&);                                        \
-  template <>                                                                                                     \
-  template <>                                                                                                     \
-  nprf::FeatureMapView<T>::FeatureMapView(const nprf::CalibratedFeatures<T>&);                                    \
-  template <>                                                                                                     \
-  template <>                                                                                                     \
-  nprf::FeatureMapView<T>::FeatureMapView(const nprf::Centred<nprf::TaylorFeatures<T>>&);                         \
-  template <>                                                                                                     \
-  template <>                                                                                                     \
-  nprf::FeatureMapView<T>::FeatureMapView(const nprf::Centred<nprf::PositiveFeatures<T>>&);                       \
-  template <>                                                                                                     \
-  template <>                                                                                                     \
-  nprf::FeatureMapView<T>::FeatureMapView(const nprf::Centred<nprf::HyperbolicFeatures<T>>&);
+  NPRF_FEATURE_MAPS(NPRF_VIEW_CALLED_BY_LEVEL, , T)
+#define NPRF_VIEW_CALLED_BY_LEVEL(FIRST, T, NAME, ...) \
+  template <>                                          \
+  template <>                                          \
+  nprf::FeatureMapView<T>::FeatureMapView(const __VA_ARGS__&);
 
 NPRF_CALLED_BY_LEVEL(float)
 NPRF_CALLED_BY_LEVEL(double)
 #undef NPRF_CALLED_BY_LEVEL
+#undef NPRF_VIEW_CALLED_BY_LEVEL
 
 #endif

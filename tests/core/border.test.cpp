@@ -29,4 +29,19 @@ TEST_CASE("weights of the border are relative to the largest bias of their row, 
   }
 }
 
+TEST_CASE("a causal query of the border attends to itself and to earlier tokens without a slot", "[core]") {
+  for (const int e : {0, 1, 2}) {
+    CHECK(is_later_in_border(e, 0));  // every key with a slot
+    for (const int f : {0, 1, 2}) CHECK(is_later_in_border(e, 2 + f) == (f > e));
+  }
+}
+
+TEST_CASE("the largest bias of a border's row is that of all columns but the one of queries with a slot", "[core]") {
+  const double biases[] = {-3, 9, -1, -2};
+  const auto bias = [&](int f) { return biases[f]; };
+  CHECK(largest_of_border_row(1, bias) == -1);
+  CHECK(largest_of_border_row(2, bias) == -1);
+  CHECK(largest_of_border_row(0, bias) == 0);  // no border
+}
+
 }  // namespace nprf::test::core_border

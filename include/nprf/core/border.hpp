@@ -32,6 +32,18 @@ namespace detail {
 inline constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
 }  // namespace detail
 
+/// Whether a causal query e of the border does not attend to the keys of column f, because they are later: tokens
+/// without a slot come before those with one.
+NPRF_HOST_DEVICE constexpr bool is_later_in_border(Index e, Index column) { return column == 0 || column - 2 > e; }
+
+/// The largest bias that query e of the border attends to: bias(f) is the one of column f. Column 1 is another query's.
+template <class I, class F>
+NPRF_HOST_DEVICE inline double largest_of_border_row(I count, const F& bias) {
+  double largest = count > 0 ? bias(I(0)) : 0;
+  for (I f = 2; f < count + 2; ++f) largest = std::fmax(largest, bias(f));
+  return largest;
+}
+
 /// The weight of an entry of the border in some column, with bias b, the same for the CPU and for GPUs: exp(b -
 /// largest), but the row of a query without a slot is relative to its own largest bias. 0 for b = -infinity.
 template <class T>

@@ -46,7 +46,8 @@ Border<double> border_biases(const T* extra, Index E, Direction direction, Stora
   double* b = storage.template take<double>(E * (E + 2));
   for (Index e = 0; e < E; ++e)
     for (Index f = 0; f < E + 2; ++f) {
-      const bool is_later = direction == Direction::causal && (f == 0 || f - 2 > e);
+      const bool is_later =
+          direction == Direction::causal && is_later_in_border(static_cast<int>(e), static_cast<int>(f));
       b[e * (E + 2) + f] = is_later ? LagProblem<T>::minus_infinity : extra[e * (E + 2) + f];
     }
   return {E, b};
@@ -69,7 +70,7 @@ Border<T> border_weights(const Border<double>& biases, double largest, Storage& 
   T* weights = storage.template take<T>(biases.size());
   for (Index e = 0; e < E; ++e) {
     const double* b = biases.values + e * (E + 2);
-    const double row = E > 0 ? std::max(b[0], *std::max_element(b + 2, b + E + 2)) : 0;
+    const double row = largest_of_border_row(E, [&](Index f) { return b[f]; });
     for (Index f = 0; f < E + 2; ++f)
       weights[e * (E + 2) + f] = border_weight<T>(b[f], static_cast<int>(f), largest, row);
   }

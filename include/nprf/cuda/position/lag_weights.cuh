@@ -47,17 +47,14 @@ struct DeviceBias {
 
   /// The bias of row e and column f of the border.
   __device__ __forceinline__ double border(int head, int e, int f) const {
-    if (is_causal && (f == 0 || f - 2 > e)) return minus_infinity;
+    if (is_causal && is_later_in_border(e, f)) return minus_infinity;
     const float* of_head = parameters + static_cast<std::ptrdiff_t>(heads > 1 ? head : 0) * count;
     return static_cast<double>(of_head[count - places.border_size() + e * (places.outside + 2) + f]);
   }
 
   /// The bias at which the weight of query e of the border is 1: the largest of its row.
   __device__ __forceinline__ double largest_of_border(int head, int e) const {
-    double largest = minus_infinity;
-    for (int f = 0; f < places.outside + 2; ++f)
-      if (f != 1) largest = fmax(largest, border(head, e, f));
-    return largest;
+    return largest_of_border_row(places.outside, [&](int f) { return border(head, e, f); });
   }
 
   /// The bias of query i and key j.
