@@ -3,8 +3,8 @@
 // head_errors [FOLDER [SAMPLE ...]]: how far attention is from exact softmax on the heads of a trained model:
 // queries.npy, keys.npy and values.npy (heads, tokens, channels) of FOLDER, or the demo's. Constants and maps are from
 // the first half of the text, or from the whole texts of the folders SAMPLE; errors over its second half, in per cent
-// by the Frobenius norm over all heads. The bias falls by 0.08 a token up to a distance of 40; if FOLDER has bias.npy
-// (heads, lags), the model's own one is a further table.
+// by the Frobenius norm over all heads, bidirectional and causal. The bias falls by 0.08 a token up to a distance of
+// 40; if FOLDER has bias.npy (heads, lags), the model's own one is a further table.
 
 #include <algorithm>
 #include <cstdint>
@@ -87,9 +87,10 @@ struct Arrays {
 };
 
 void print_table(const std::filesystem::path& folder, const Folders& samples, const char* title,
-                 Normalization normalization, const demo::SecondHalf::Positions& positions = {demo::falling_bias()}) {
+                 Normalization normalization, Direction direction,
+                 const demo::SecondHalf::Positions& positions = {demo::falling_bias()}) {
   const Arrays text({folder}), sample(samples);
-  demo::SecondHalf half(text.q.from(0), text.k.from(0), text.v.from(0), normalization, positions);
+  demo::SecondHalf half(text.q.from(0), text.k.from(0), text.v.from(0), normalization, positions, direction);
   if (!samples.empty()) half.set_sample(sample.q.from(0), sample.k.from(0), sample.v.from(0));
   const Index d = half.channels();
   std::printf("\n%s\n\n| %-36s | features | near | error | recomputed rows |\n|---|---|---|---|---|\n", title, "map");
@@ -114,9 +115,11 @@ void print_table(const std::filesystem::path& folder, const Folders& samples, co
     print_error("Taylor", half, std::vector{TaylorFeatures<float>({.input_dim = d})}, near);
   for (const Index near : {0, 32, 64})
     for (const Index features : {d + 1, d + 37}) print_error("calibrated", half, half.calibrated(features, near), near);
-  for (const Index near : {0, 32, 64})
+  for (const Index near : {0, 32, 64}) {
+    if (direction == Direction::causal) break;  // constants would depend on later tokens
     for (const Index second : {0, 8})
       print_error("constants of the measured tokens", half, maps_of_measured_tokens(half, second), near);
+  }
   print("the bias alone", 0, 0, half.error_of_bias_alone(), 0);
   print("mean of the values", 0, 0, half.error_of_mean_value(), 0);
 }
@@ -126,15 +129,19 @@ void print_table(const std::filesystem::path& folder, const Folders& samples, co
 
 int main(int argc, char** argv) {
   using nprf::Normalization, nprf::bench::print_table;
+  using enum nprf::Direction;
   const std::filesystem::path folder = argc > 1 ? argv[1] : NPRF_DEMO_DATA;
   const nprf::bench::Folders samples(argv + std::min(argc, 2), argv + argc);
   try {
-    print_table(folder, samples, "Queries and keys of norm 1", Normalization::unit(1));
-    print_table(folder, samples, "Queries and keys of norm 2", Normalization::unit(2));
-    print_table(folder, samples, "Queries and keys of the model, q.k / sqrt(d)", Normalization::none());
+    print_table(folder, samples, "Queries and keys of norm 1", Normalization::unit(1), bidirectional);
+    print_table(folder, samples, "Queries and keys of norm 2", Normalization::unit(2), bidirectional);
+    print_table(folder, samples, "Queries and keys of the model, q.k / sqrt(d)", Normalization::none(), bidirectional);
+    print_table(folder, samples, "Causal, of norm 1", Normalization::unit(1), causal);
+    print_table(folder, samples, "Causal, of norm 2", Normalization::unit(2), causal);
+    print_table(folder, samples, "Causal, of the model, q.k / sqrt(d)", Normalization::none(), causal);
     if (exists(folder / "bias.npy"))
-      print_table(folder, samples, "The same with the model's own bias", Normalization::none(),
-                  demo::biases_of(folder / "bias.npy"));
+      print_table(folder, samples, "Bidirectional, of the model, with its own bias", Normalization::none(),
+                  bidirectional, demo::biases_of(folder / "bias.npy"));
   } catch (const std::exception& error) {
     std::fprintf(stderr, "head_errors: %s\n", error.what());
     return 1;

@@ -189,7 +189,7 @@ Race::Contender contender(Who who, Index n) {
   return {};
 }
 
-// the targets of one n; `curves` know the times of smaller ones
+// the targets of one n; `curves` have the times of smaller ones
 std::vector<Row> measure(Index n, std::map<Who, Curve>& curves) {
   std::map<Who, std::optional<std::size_t>> places;  // in the race; none where it would take too long
   std::vector<Race::Contender> contenders;

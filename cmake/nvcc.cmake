@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 #
 # What our own programs for a GPU are compiled with: for the devices that are here, or, where there are none, for those
-# from Volta to Hopper that the toolkit knows. -D CMAKE_CUDA_ARCHITECTURES=70 asks for others. Optimisation flags are for the
+# from Volta to Hopper that the toolkit supports. -D CMAKE_CUDA_ARCHITECTURES=70 selects others. Optimisation flags are for the
 # host's code: the device's is optimised anyhow.
 
 if(NOT TARGET nprf::cuda)

@@ -23,7 +23,7 @@ constexpr std::string_view name(Direction direction) {
   return direction == Direction::causal ? "causal" : "bidirectional";
 }
 
-/// A position of any kind: its bias is all that attention asks for.
+/// A position of any kind: attention only needs its bias.
 struct BiasPosition {
   using Scalar = float;
   const LagBias<float>& bias() const { return b; }

@@ -12,7 +12,7 @@ namespace nprf::bench {
 
 constexpr Index head_dim = 64;
 
-/// One thread, unless a program asks for more.
+/// One thread, unless a program sets another number.
 inline const bool one_thread = (set_num_threads(1), true);
 
 /// N(0,1) scalars; each stream of numbers is drawn on its own.

@@ -72,7 +72,7 @@ inline void write_json(const std::string& path, const nlohmann::json& x) {
   if (!out.flush()) throw std::runtime_error("cannot write " + path);
 }
 
-/// 0.82, or 1/31 where that says more.
+/// 0.82, or 1/31 if it is below 0.2.
 inline std::string format_ratio(double x) {
   char text[32];
   if (x > 0 && x < 0.2)

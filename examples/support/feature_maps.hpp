@@ -9,7 +9,7 @@
 
 namespace demo {
 
-/// Those that estimate softmax; with_feature_map knows "elu" beside them.
+/// Those that estimate softmax; with_feature_map accepts "elu", too.
 inline const std::vector<std::string> random_maps{"prf", "orf", "hyperbolic", "trf", "sphere"};
 
 /// Calls use(map) with the feature map of that name, for vectors of d scalars and m random vectors.

@@ -20,12 +20,13 @@ class SecondHalf {
 
   /// For queries, keys and values of the whole text (1,heads,tokens,channels), and one position or one for each head.
   SecondHalf(const View& q, const View& k, const View& v, nprf::Normalization normalization,
-             Positions positions = {falling_bias()})
+             Positions positions = {falling_bias()}, nprf::Direction direction = nprf::Direction::bidirectional)
       : m_q(q),
         m_k(k),
         m_v(v),
         m_normalization(normalization),
         m_positions(std::move(positions)),
+        m_direction(direction),
         m_first(q.tokens / 2),
         m_sample_q(q),
         m_sample_k(k),
@@ -52,16 +53,17 @@ class SecondHalf {
 
   /// Maps for all heads, from the first half or the other texts.
   std::vector<nprf::CalibratedFeatures<float>> calibrated(nprf::Index num_features, nprf::Index near) const {
-    return nprf::calibrate_heads<float>(m_sample_q, m_sample_k, m_sample_v, std::span(m_positions),
-                                        {.num_features = num_features, .near = near, .normalization = m_normalization})
+    return nprf::calibrate_heads<float>(
+               m_sample_q, m_sample_k, m_sample_v, std::span(m_positions),
+               {.num_features = num_features, .near = near, .direction = m_direction, .normalization = m_normalization})
         .features;
   }
 
   /// What a call reports, with the error over all rows and heads, of one map or of one for each head.
   template <class F>
   nprf::Report report(std::vector<F> features, nprf::Index near) const {
-    const nprf::MultiHeadAttention attention(std::move(features), m_positions,
-                                             {.normalization = m_normalization, .near = near});
+    const nprf::MultiHeadAttention attention(
+        std::move(features), m_positions, {.direction = m_direction, .normalization = m_normalization, .near = near});
     const View q = second(m_q);
     nprf::Matrix<float> y(q.heads * q.tokens, m_v.channels);
     nprf::Report report;
@@ -70,10 +72,11 @@ class SecondHalf {
     return report;
   }
 
-  /// The error of no attention at all: every row the mean of the values.
+  /// The error of no attention at all: every row the mean of the values, of the earlier ones in causal attention.
   double error_of_mean_value() const {
-    return error([](nprf::Index, const auto&, const auto&, const nprf::Matrix<float>& v) {
-      return nprf::Matrix<float>(v.colwise().mean().replicate(v.rows(), 1));
+    return error([&](nprf::Index, const nprf::Matrix<float>& q, const auto& k, const auto& v) {
+      return nprf::reference::softmax_attention<float>(0 * q, k, v, nprf::NoPosition<float>(), m_direction,
+                                                       m_normalization);
     });
   }
 
@@ -93,8 +96,7 @@ class SecondHalf {
   nprf::Matrix<float> softmax(nprf::Index head, const nprf::Matrix<float>& q, const nprf::Matrix<float>& k,
                               const nprf::Matrix<float>& v) const {
     const auto& position = m_positions[m_positions.size() == 1 ? 0 : static_cast<std::size_t>(head)];
-    return nprf::reference::softmax_attention<float>(q, k, v, position, nprf::Direction::bidirectional,
-                                                     m_normalization);
+    return nprf::reference::softmax_attention<float>(q, k, v, position, m_direction, m_normalization);
   }
 
   // of estimate(head, q, k, v)
@@ -120,6 +122,7 @@ class SecondHalf {
   View m_q, m_k, m_v;
   nprf::Normalization m_normalization;
   Positions m_positions;
+  nprf::Direction m_direction;
   nprf::Index m_first;
   View m_sample_q, m_sample_k, m_sample_v;
   nprf::Index m_sample_tokens;

@@ -191,7 +191,7 @@ TEST_CASE("multi-head: y in the memory of an input is rejected, but not beside i
       {"y: expected an array that shares no memory"});
 }
 
-TEST_CASE("multi-head: backward before forward says so", "[multi_head]") {
+TEST_CASE("multi-head: backward before forward is refused with that reason", "[multi_head]") {
   const auto attention = make_attention();
   Call x(contiguous, heads);
   const Saved<double> empty;

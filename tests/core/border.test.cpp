@@ -36,12 +36,8 @@ TEST_CASE("a causal query of the border attends to itself and to earlier tokens 
   }
 }
 
-TEST_CASE("the largest bias of a border's row is that of all columns but the one of queries with a slot", "[core]") {
-  const double biases[] = {-3, 9, -1, -2};
-  const auto bias = [&](int f) { return biases[f]; };
-  CHECK(largest_of_border_row(1, bias) == -1);
-  CHECK(largest_of_border_row(2, bias) == -1);
-  CHECK(largest_of_border_row(0, bias) == 0);  // no border
+TEST_CASE("all columns of the border but the one of other queries are a query's own", "[core]") {
+  CHECK((is_own_in_border(0) && !is_own_in_border(1) && is_own_in_border(2) && is_own_in_border(3)));
 }
 
 }  // namespace nprf::test::core_border

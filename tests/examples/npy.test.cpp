@@ -485,7 +485,7 @@ TEST_CASE("npy: a shape too large for the machine", "[npy]") {
   require_refusal(file_with(header_of_shape("(4611686018427387903,)"), one_float), "18446744073709551612 bytes", "4");
 }
 
-TEST_CASE("npy: data shorter or longer than the shape says", "[npy]") {
+TEST_CASE("npy: data shorter or longer than its shape", "[npy]") {
   const Bytes data = to_bytes(std::vector<float>(7, 1.0F));
   for (std::size_t size = 0; size <= data.size(); ++size) {
     const Bytes part(data.begin(), data.begin() + static_cast<std::ptrdiff_t>(size));

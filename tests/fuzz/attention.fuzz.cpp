@@ -50,7 +50,7 @@ void attend(Input& input, const Attention<F, P>& attention) {
     check(same_bits(again, y), "forward gives the bits of the call");
   if (stays_finite && y.size() > 0 && v.size() > 0 && have_one_formula(attention.options(), report, after))
     check(!((again - y).cwiseAbs().maxCoeff() > (report.error_bound + after.error_bound) * v.cwiseAbs().maxCoeff()),
-          "forward and call are as near to each other as both say");
+          "forward and call are as near to each other as both bounds allow");
   if constexpr (LearnedPosition<P>) {
     const Gradients<T> g = attention.backward(saved, input.matrix<T>(y.rows(), input.size_near(y.cols())));
     check(g.queries.rows() == q.rows() && g.queries.cols() == d, "dq is n_q x d");

@@ -212,7 +212,7 @@ inline bool have_one_formula(const AttentionOptions& options, const Report& a, c
   return (options.near == 0 && options.sinks == 0) || a.repaired_rows + b.repaired_rows == 0;
 }
 
-/// What one call says of its sequences, mostly such that it fits.
+/// The options of a call that describe its sequences; most fit its arrays.
 class Call {
  public:
   Call(Input& input, Index batch, Index n_q, Index n_k) {

@@ -86,7 +86,7 @@ void attend(Input& input, const MultiHeadAttention<F, P>& attention, Index batch
     check(same_bits(y, once), "forward gives the bits of the call");
   if (stays_finite && have_one_formula(attention.options(), report, after))
     check(!(distance(y, once) > (report.error_bound + after.error_bound) * v.largest()),
-          "forward and call are as near to each other as both say");
+          "forward and call are as near to each other as both bounds allow");
   if constexpr (LearnedPosition<P>) {
     const Array<T> dy(input, batch, heads, n_q, d_v);
     Array<T> dq = q, dk = k, dv = v;

@@ -82,7 +82,7 @@ void check_view(const P& position) {
 static_assert(std::is_convertible_v<const ByValue&, PositionView<double>>);
 static_assert(!std::is_convertible_v<const ByValue&, PositionView<float>>, "another scalar");
 static_assert(!std::is_constructible_v<PositionView<float>, LagBias<float>>);
-static_assert(!Position<PositionView<float>>, "a view does not know at compile time whether it is placed");
+static_assert(!Position<PositionView<float>>, "whether a view is placed is not known at compile time");
 
 }  // namespace
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 #
-# SOURCE must not compile, and the compiler must say what stands behind "// expected: " in it, and name each line that
+# SOURCE must not compile, and the compiler must print what follows "// expected: " in it, and name each line that
 # ends with "// refused". A SOURCE with flags of its own, behind "// flags: ", cannot use what is PARSED already.
 
 file(STRINGS ${SOURCE} expected REGEX "^// expected: ")
@@ -21,7 +21,7 @@ string(FIND "${said}" "${expected}" place)
 if(result EQUAL 0)
   message(FATAL_ERROR "compiles, where it should not: ${expected}")
 elseif(place EQUAL -1)
-  message(FATAL_ERROR "expected the compiler to say: ${expected}\ngot:\n${said}")
+  message(FATAL_ERROR "expected from the compiler: ${expected}\ngot:\n${said}")
 endif()
 
 file(READ ${SOURCE} text)

@@ -39,12 +39,12 @@ def test_loss_of_masked_tokens_falls_on_a_toy(name):
     def loss_of(generator):
         rows = toy(generator)[:, :16]
         masked = torch.rand(rows.shape, generator=generator) < 0.15
-        masked[:, 0] = True  # only later tokens tell it
+        masked[:, 0] = True  # only later tokens contain it
         return F.cross_entropy(model(rows.masked_fill(masked, 11))[:, 0], rows[:, 0])
 
     made = training.train(model, loss_of, steps=500, rate=1e-2, seed=0, progress=lambda done, of: None)
     assert not made.diverged
-    assert made.losses[-1][1] < 0.7 * math.log(11)  # a model that sees no later token has log(11)
+    assert made.losses[-1][1] < 0.7 * math.log(11)  # without later tokens the loss is log(11)
 
 
 @pytest.mark.parametrize("encoder, decoder", [("softmax", "softmax"), ("NPRF + RPE", "softmax"), ("PRF", "NPRF + RPE")])

@@ -36,19 +36,17 @@ inline constexpr double minus_infinity = -std::numeric_limits<double>::infinity(
 /// without a slot come before those with one.
 NPRF_HOST_DEVICE constexpr bool is_later_in_border(Index e, Index column) { return column == 0 || column - 2 > e; }
 
-/// The largest bias that query e of the border attends to: bias(f) is the one of column f. Column 1 is another query's.
-template <class I, class F>
-NPRF_HOST_DEVICE inline double largest_of_border_row(I count, const F& bias) {
-  double largest = count > 0 ? bias(I(0)) : 0;
-  for (I f = 2; f < count + 2; ++f) largest = std::fmax(largest, bias(f));
-  return largest;
-}
+/// Whether the entry of a column is one of query e's own: column 1 is for other queries and key e. The weights of a
+/// query's own entries are relative to the largest bias of them.
+NPRF_HOST_DEVICE constexpr bool is_own_in_border(Index column) { return column != 1; }
 
 /// The weight of an entry of the border in some column, with bias b, the same for the CPU and for GPUs: exp(b -
 /// largest), but the row of a query without a slot is relative to its own largest bias. 0 for b = -infinity.
 template <class T>
 NPRF_HOST_DEVICE inline T border_weight(double b, int column, double largest, double largest_of_row) {
-  return b > detail::minus_infinity ? static_cast<T>(std::exp(b - (column == 1 ? largest : largest_of_row))) : T(0);
+  return b > detail::minus_infinity
+             ? static_cast<T>(std::exp(b - (is_own_in_border(column) ? largest_of_row : largest)))
+             : T(0);
 }
 
 }  // namespace nprf

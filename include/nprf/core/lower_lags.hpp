@@ -70,7 +70,9 @@ Border<T> border_weights(const Border<double>& biases, double largest, Storage& 
   T* weights = storage.template take<T>(biases.size());
   for (Index e = 0; e < E; ++e) {
     const double* b = biases.values + e * (E + 2);
-    const double row = largest_of_border_row(E, [&](Index f) { return b[f]; });
+    double row = LagProblem<T>::minus_infinity;
+    for (Index f = 0; f < E + 2; ++f)
+      if (is_own_in_border(f)) row = std::max(row, b[f]);
     for (Index f = 0; f < E + 2; ++f)
       weights[e * (E + 2) + f] = border_weight<T>(b[f], static_cast<int>(f), largest, row);
   }

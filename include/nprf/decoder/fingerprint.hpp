@@ -15,7 +15,7 @@
 
 namespace nprf {
 
-/// What tells the models of two heads apart: the sizes and biases by a hash, and the feature map by the features of
+/// What distinguishes the models of two heads: the sizes and biases by a hash, and the feature map by the features of
 /// one query and one key. Other processors may round features differently, so these are compared with a tolerance.
 template <Real T>
 class Fingerprint {

@@ -15,7 +15,7 @@
 #include "nprf/core/types.hpp"
 
 /// A state as a binary file: a mark, the size of the content, a checksum of both, and the content. Numbers have the
-/// machine's byte order; the mark tells that of the file.
+/// machine's byte order; the mark identifies that order.
 namespace nprf {
 
 /// The 64-bit hash of Fowler, Noll and Vo (FNV-1a). It differs for contents that differ in one byte.

@@ -87,7 +87,7 @@ TEST_CASE("a captured step of a decoder computes the next row each time it is la
   }
 }
 
-TEST_CASE("a captured rollback and a captured reordering do what the arrays say at each launch", "[cuda]") {
+TEST_CASE("a captured rollback and a captured reordering read the arrays at each launch", "[cuda]") {
   constexpr Index d = 16, d_v = 64, n = 40, batch = 3;
   const TokenBatch<float> x(batch, 2, 2, n, d, d_v, 7);
   const DecodeModel model(std::vector{orf<float>(d, 32, 7)},

@@ -9,7 +9,7 @@
 
 namespace nprf::test::cuda_position_present_keys {
 
-TEST_CASE("keys are present up to the length of their sequence, unless the mask says otherwise", "[cuda]") {
+TEST_CASE("keys are present up to the length of their sequence, without those that the mask excludes", "[cuda]") {
   constexpr int n_k = 300;
   const std::vector<int> lengths{n_k, 7, 0, -5, n_k + 1000, 1};
   const int sequences = static_cast<int>(lengths.size());

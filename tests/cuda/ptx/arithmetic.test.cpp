@@ -109,7 +109,7 @@ TEST_CASE("comparisons treat signs and NaN as PTX defines", "[ptx]") {
   CHECK(holds("gt.s32 %p2|%p1, 1, 2"));
 }
 
-TEST_CASE("floats are rounded as the instruction says", "[ptx]") {
+TEST_CASE("floats are rounded in the mode of the instruction", "[ptx]") {
   const float tiny = 0x1p-30f, inf = std::numeric_limits<float>::infinity(), nan = std::nanf("");
   CHECK(number("add.f32 %f5, %f6, %f7", 1, tiny) == 1);
   CHECK(number("add.rp.f32 %f5, %f6, %f7", 1, tiny) == 1 + 0x1p-23f);

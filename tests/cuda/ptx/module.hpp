@@ -170,7 +170,8 @@ struct Module {
   const Function* find(std::string_view name) const;
 };
 
-/// Throws std::runtime_error with the line if the text is not PTX, or uses what the interpreter does not know.
+/// Throws std::runtime_error with the line if the text is not PTX, or has an instruction that the interpreter does not
+/// support.
 Module parse(std::string text);
 
 }  // namespace nprf::ptx

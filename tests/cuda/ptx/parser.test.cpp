@@ -20,7 +20,7 @@ std::string refusal(const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("what the interpreter does not know is refused, with its line", "[ptx]") {
+TEST_CASE("what the interpreter does not support is refused, with its line", "[ptx]") {
   const auto of = [](std::string_view body) { return refusal(KernelCase{.body = body}.text()); };
   CHECK(of("add.s32 %r5, %r6, 1;") == "no error");
   CHECK(of("wgmma.fence.sync.aligned;") == "PTX, line 19: unknown operation in wgmma.fence.sync.aligned;");

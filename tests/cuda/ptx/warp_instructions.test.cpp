@@ -73,7 +73,7 @@ TEST_CASE("mma and ldmatrix need all 32 lanes", "[ptx]") {
                 "misaligned access: 16 bytes", "ldmatrix");
 }
 
-TEST_CASE("mma of half multiplies as many factors as its shape says", "[ptx]") {
+TEST_CASE("mma of half multiplies the number of factors of its shape", "[ptx]") {
   // all factors are 1, and c is 0.5
   const auto sum = [](const std::string& instruction) {
     const std::string body =

@@ -8,7 +8,7 @@
 #include "nprf/position/relative.hpp"
 #include "support/catch.hpp"
 
-/// What a step of a DecodePlan asks of the runtime, and other orders of threads.
+/// The calls of the runtime that a step of a DecodePlan makes, and other orders of threads.
 namespace nprf::test::cuda_stand_in_decoding {
 
 namespace {

@@ -47,7 +47,7 @@ TEST_CASE("residue classes make a transform that is long enough and not much lon
     CHECK(classes.period() >= n);
     CHECK(classes.period() == classes.count * classes.length);
     CHECK(fft::is_smooth(classes.length));
-    CHECK(classes.length % 2 == 0);  // a class starts at a multiple of 16 bytes in the spectrum, as FFTW asks
+    CHECK(classes.length % 2 == 0);  // a class starts at a multiple of 16 bytes in the spectrum, as FFTW requires
     CHECK((classes.count == 1 || classes.count == 2 || classes.count == 4 || classes.count == 8));
     if (n <= 32768) CHECK(classes.length <= 4096);
     CHECK(classes.segments(classes.length) == 1);

@@ -7,7 +7,8 @@
 
 namespace nprf::cuda {
 
-/// Stores whether a product of floats may be subnormal. The factors are parameters, so that compilers do not know them.
+/// Stores whether a product of floats may be subnormal. The factors are parameters, so that compilers cannot compute
+/// the product.
 template <int>
 __global__ void subnormal_kernel(float smallest_normal, float half, bool* is_kept) {
   start_kernel();

@@ -54,7 +54,10 @@ struct DeviceBias {
 
   /// The bias at which the weight of query e of the border is 1: the largest of its row.
   __device__ __forceinline__ double largest_of_border(int head, int e) const {
-    return largest_of_border_row(places.outside, [&](int f) { return border(head, e, f); });
+    double largest = minus_infinity;
+    for (int f = 0; f < places.outside + 2; ++f)
+      if (is_own_in_border(f)) largest = fmax(largest, border(head, e, f));
+    return largest;
   }
 
   /// The bias of query i and key j.
