@@ -28,9 +28,10 @@ class Normalization(Value):
     as in softmax attention."""
 
     _arguments = ("radius",)
+    radius: float
 
     def __init__(self, radius: float = 1.0) -> None:
-        self.radius = float(radius)
+        self._set(radius=float(radius))
         if not (0 <= self.radius < math.inf):
             raise ValueError(f"radius: expected a positive finite number, got {radius}")
 
@@ -154,6 +155,14 @@ class Attention(Value):
     """
 
     _arguments = ("features", "position", "causal", "normalization", "near", "engine", "sinks")
+    features: Features
+    position: Position | None
+    causal: bool
+    normalization: Normalization
+    near: int
+    engine: str
+    sinks: int
+    _by_scalar: dict[str, Any]  # the extension's attention for float32 and for float64
 
     def __init__(
         self,
@@ -165,15 +174,21 @@ class Attention(Value):
         engine: str = "automatic",
         sinks: int = 0,
     ) -> None:
-        self.features = features_of(features)
+        features = features_of(features)
         if position is not None and not isinstance(position, Position):
             raise TypeError(f"position: expected a Position, got {type(position).__name__}")
         if not isinstance(normalization, Normalization):
             raise TypeError(f"normalization: expected a Normalization, got {type(normalization).__name__}")
-        self.position = position
-        self.causal, self.normalization, self.engine = bool(causal), normalization, engine
-        self.near, self.sinks = index_of(near, "near"), index_of(sinks, "sinks")
-        self._by_scalar: dict[str, Any] = {}  # the extension's attention for float32 and for float64
+        self._set(
+            features=features,
+            position=position,
+            causal=bool(causal),
+            normalization=normalization,
+            near=index_of(near, "near"),
+            engine=engine,
+            sinks=index_of(sinks, "sinks"),
+            _by_scalar={},
+        )
         # errors of the options are found now
         self._native(float64 if position is not None and position.parameters.dtype == np.float64 else float32)
 
@@ -332,8 +347,8 @@ def attention(
     report: bool = False,
     **options: Unpack[CallOptions],
 ) -> Union[Array, tuple[Array, Report]]:
-    """y of Attention(features, position, ...)(q, k, v, ...), or (y, Report). The last attentions are kept, so that calls
-    with the same objects build nothing."""
+    """y of Attention(features, position, ...)(q, k, v, ...), or (y, Report). The last attentions are kept, so that
+    calls with the same objects build nothing."""
     features = features if isinstance(features, Features) else features_of(features)
     near, sinks = index_of(near, "near"), index_of(sinks, "sinks")
     key = (id(features), id(position), causal, getattr(normalization, "radius", None), near, engine, sinks)
@@ -365,8 +380,8 @@ class Calibration(NamedTuple):
     candidates: list[tuple[int, int, float]]
 
     def save(self) -> str:
-        """Text that load() and the load functions of Calibration and HeadsCalibration in C++ read back with the same bits.
-        TypeError unless all maps are CalibratedFeatures, and ValueError unless they are of one dtype."""
+        """Text that load() and the load functions of Calibration and HeadsCalibration in C++ read back with the same
+        bits. TypeError unless all maps are CalibratedFeatures, and ValueError unless they are of one dtype."""
         maps = self.features.maps if isinstance(self.features, HeadFeatures) else (self.features,)
         texts = []
         for each in maps:
@@ -421,6 +436,17 @@ def calibrate(
     ))  # fmt: skip
 
 
+class ReferenceOptions(TypedDict, total=False):
+    """The options of a call of a reference, which are those of Attention."""
+
+    key_mask: Any
+    lengths: Sequence[int] | None
+    cumulative_lengths: Sequence[int] | None
+    key_cumulative_lengths: Sequence[int] | None
+    layout: str
+    threads: int
+
+
 def softmax_attention(
     q: Any,
     k: Any,
@@ -429,43 +455,46 @@ def softmax_attention(
     *,
     causal: bool = False,
     normalization: Normalization = _unit,
+    **options: Unpack[ReferenceOptions],
 ) -> Array:
-    """Exact softmax attention with the same bias and normalization, by tiles: O(n_q n_k), the reference for errors."""
+    """Exact softmax attention with the same bias and normalization, by tiles: O(n_q n_k), the reference for errors.
+    Arrays, key_mask, lengths, cumulative_lengths, layout and errors as in Attention."""
     q, k, v = as_array(q, "queries"), as_array(k, "keys"), as_array(v, "values")
     native = native_of(q.dtype, "queries")
-    _check_shapes(q, k, v)
+    call = _call_of(**options)
+    _check_shapes(q, k, v, position, options.get("layout") == "tokens_first")
     y = np.empty(q.shape[:-1] + v.shape[-1:], q.dtype)
-    _check_heads(position, q)
     positions = (position if position is not None else _no_position)._native(native, bool(causal))
-    native.softmax_attention(q, k, v, y, positions, bool(causal), normalization.radius)
+    native.softmax_attention(q, k, v, y, positions, bool(causal), normalization.radius, call)
     return y
 
 
-def kernelized_attention(attention: Attention, q: Any, k: Any, v: Any, offset: int = 0) -> Array:
-    """The formula of `attention` as two plain loops in long double: O(n_q n_k (r + d_v)), for tests."""
+def kernelized_attention(
+    attention: Attention, q: Any, k: Any, v: Any, offset: int = 0, **options: Unpack[ReferenceOptions]
+) -> Array:
+    """The formula of `attention` as two plain loops in long double: O(n_q n_k (r + d_v)), for tests. Arrays, offset,
+    key_mask, lengths, cumulative_lengths, layout and errors as in Attention."""
     q, k, v, native, y = attention._inputs(q, k, v)
-    _check_shapes(q, k, v)
-    _check_heads(attention.position, q)
-    attention._native(native).kernelized_attention(q, k, v, y, index_of(offset, "offset"))
+    call = _call_of(offset=offset, **options)
+    _check_shapes(q, k, v, attention.position, options.get("layout") == "tokens_first")
+    attention._native(native).kernelized_attention(q, k, v, y, call)
     return y
 
 
-def _check_shapes(q: Array, k: Array, v: Array) -> None:
+def _check_shapes(q: Array, k: Array, v: Array, position: Position | None, tokens_first: bool) -> None:
+    """ValueError unless batches and heads of a reference's arrays and position fit each other."""
+    of_heads = -2 if tokens_first else -3
     same = q.ndim == k.ndim == v.ndim and 2 <= q.ndim <= 4 and q.shape[:-3] == k.shape[:-3] == v.shape[:-3]
-    heads = [x.shape[-3] if x.ndim > 2 else 1 for x in (q, k, v)] if same else [0, 0, 0]
+    heads = [x.shape[of_heads] if x.ndim > 2 else 1 for x in (q, k, v)] if same else [0, 0, 0]
     if not same or heads[1] != heads[2] or heads[1] == 0 or heads[0] % heads[1] != 0:
         raise ValueError(
-            "queries, keys and values: expected arrays [batch, heads, tokens, channels] with equal batches, and heads of "
-            f"queries a multiple of those of keys, got {q.shape}, {k.shape} and {v.shape}"
+            "queries, keys and values: expected arrays [batch, heads, tokens, channels] with equal batches, and heads "
+            f"of queries a multiple of those of keys, got {q.shape}, {k.shape} and {v.shape}"
         )
-
-
-def _check_heads(position: Position | None, q: Array) -> None:
     if position is None or isinstance(position, NoPosition) or position.parameters.ndim == position._dims:
         return
-    heads = q.shape[-3] if q.ndim > 2 else 1
-    if position.parameters.shape[0] not in (1, heads):
-        raise ValueError(f"positions: expected 1 or {heads} (heads), got {position.parameters.shape[0]}")
+    if position.parameters.shape[0] not in (1, heads[0]):
+        raise ValueError(f"positions: expected 1 or {heads[0]} (heads), got {position.parameters.shape[0]}")
 
 
 def cpu_level() -> str:

@@ -14,61 +14,108 @@ class Call:
     def __init__(self, arg0: Annotated[NDArray[numpy.bool_], dict(order='C', device='cpu', writable=False)] | None, arg1: Sequence[int], arg2: Sequence[int], arg3: Sequence[int], arg4: int, arg5: float, arg6: int, arg7: int, arg8: bool, arg9: bool, arg10: int, /) -> None: ...
 
 class Report:
-    """A description of one call; see Report in nprf/attention/options.hpp."""
+    """
+    What one call reports. Reports are values: they are compared and pickled.
+    """
+
+    def __init__(self, engine: str, repaired_rows: int, indefinite_rows: int, empty_rows: int, failing_rows: int, error_bound: float, compared_rows: int, softmax_error: float, workspace_bytes: int) -> None: ...
 
     @property
-    def engine(self) -> str: ...
+    def engine(self) -> str:
+        """
+        The engine of the first sequence; "automatic" if there was nothing to compute.
+        """
 
     @property
-    def repaired_rows(self) -> int: ...
+    def repaired_rows(self) -> int:
+        """
+        Rows that failed the engine's error bound, underflowed, or whose terms cancel, and were recomputed.
+        """
 
     @property
-    def indefinite_rows(self) -> int: ...
+    def indefinite_rows(self) -> int:
+        """
+        Rows whose denominator is not positive, by cancellation or by underflow.
+        """
 
     @property
-    def empty_rows(self) -> int: ...
+    def empty_rows(self) -> int:
+        """Rows that attend to no key; they are zero."""
 
     @property
-    def failing_rows(self) -> int: ...
+    def failing_rows(self) -> int:
+        """
+        Of a step of a Decoder: rows that would be recomputed if all keys were stored.
+        """
 
     @property
-    def error_bound(self) -> float: ...
+    def error_bound(self) -> float:
+        """
+        The bound of the rounding errors of the returned rows, relative to the largest |v| that a row attends to.
+        """
 
     @property
-    def compared_rows(self) -> int: ...
+    def compared_rows(self) -> int:
+        """Rows that were compared with exact softmax (softmax_samples)."""
 
     @property
-    def softmax_error(self) -> float: ...
+    def softmax_error(self) -> float:
+        """
+        The difference of these rows from exact softmax, relative by the Frobenius norm; NaN if there are none.
+        """
 
     @property
-    def workspace_bytes(self) -> int: ...
+    def workspace_bytes(self) -> int:
+        """The peak scratch memory of all threads, without what forward saves."""
 
     def __repr__(self) -> str: ...
+
+    def __eq__(self, arg: object | None, /) -> bool: ...
+
+    def __hash__(self) -> int: ...
 
 class GradientReport:
     """
-    A description of one backward; see GradientReport in nprf/attention/saved.hpp.
+    What one backward reports. Reports are values: they are compared and pickled.
     """
 
-    @property
-    def engine(self) -> str: ...
+    def __init__(self, engine: str, recomputed_queries: int, recomputed_keys: int, recomputed_lags: int, error_bound: float, workspace_bytes: int) -> None: ...
 
     @property
-    def recomputed_queries(self) -> int: ...
+    def engine(self) -> str:
+        """
+        The engine of the first sequence; "automatic" if there was nothing to compute.
+        """
 
     @property
-    def recomputed_keys(self) -> int: ...
+    def recomputed_queries(self) -> int:
+        """
+        Gradients of queries that failed their error bound, and were recomputed.
+        """
 
     @property
-    def recomputed_lags(self) -> int: ...
+    def recomputed_keys(self) -> int:
+        """The same of keys."""
 
     @property
-    def error_bound(self) -> float: ...
+    def recomputed_lags(self) -> int:
+        """The same of biases, by lag."""
 
     @property
-    def workspace_bytes(self) -> int: ...
+    def error_bound(self) -> float:
+        """
+        The bound of the rounding errors of the returned gradients, each relative to a magnitude of its own.
+        """
+
+    @property
+    def workspace_bytes(self) -> int:
+        """The peak scratch memory of all threads."""
 
     def __repr__(self) -> str: ...
+
+    def __eq__(self, arg: object | None, /) -> bool: ...
+
+    def __hash__(self) -> int: ...
 
 class Features_float32:
     @staticmethod
@@ -139,7 +186,7 @@ class Attention_float32:
 
     def forward(self, arg0: Annotated[NDArray, dict(device='cpu', writable=False)], arg1: Annotated[NDArray, dict(device='cpu', writable=False)], arg2: Annotated[NDArray, dict(device='cpu', writable=False)], arg3: Annotated[NDArray, dict(device='cpu')], arg4: Call, /) -> tuple: ...
 
-    def kernelized_attention(self, arg0: Annotated[NDArray, dict(device='cpu', writable=False)], arg1: Annotated[NDArray, dict(device='cpu', writable=False)], arg2: Annotated[NDArray, dict(device='cpu', writable=False)], arg3: Annotated[NDArray, dict(device='cpu')], arg4: int, /) -> None: ...
+    def kernelized_attention(self, arg0: Annotated[NDArray, dict(device='cpu', writable=False)], arg1: Annotated[NDArray, dict(device='cpu', writable=False)], arg2: Annotated[NDArray, dict(device='cpu', writable=False)], arg3: Annotated[NDArray, dict(device='cpu')], arg4: Call, /) -> None: ...
 
     def cuda_model(self) -> CapsuleType: ...
 
@@ -171,7 +218,7 @@ class Decoder_float32:
 
     def load(self, arg: bytes, /) -> None: ...
 
-def softmax_attention_float32(arg0: Annotated[NDArray, dict(device='cpu', writable=False)], arg1: Annotated[NDArray, dict(device='cpu', writable=False)], arg2: Annotated[NDArray, dict(device='cpu', writable=False)], arg3: Annotated[NDArray, dict(device='cpu')], arg4: Positions_float32, arg5: bool, arg6: float, /) -> None: ...
+def softmax_attention_float32(arg0: Annotated[NDArray, dict(device='cpu', writable=False)], arg1: Annotated[NDArray, dict(device='cpu', writable=False)], arg2: Annotated[NDArray, dict(device='cpu', writable=False)], arg3: Annotated[NDArray, dict(device='cpu')], arg4: Positions_float32, arg5: bool, arg6: float, arg7: Call, /) -> None: ...
 
 def calibrate_float32(arg0: Annotated[NDArray, dict(device='cpu', writable=False)], arg1: Annotated[NDArray, dict(device='cpu', writable=False)], arg2: Annotated[NDArray, dict(device='cpu', writable=False)], arg3: Positions_float32, arg4: bool, arg5: float, arg6: int, arg7: int, arg8: int, arg9: int, arg10: float, arg11: float, arg12: int, /) -> tuple: ...
 
@@ -248,7 +295,7 @@ class Attention_float64:
 
     def forward(self, arg0: Annotated[NDArray, dict(device='cpu', writable=False)], arg1: Annotated[NDArray, dict(device='cpu', writable=False)], arg2: Annotated[NDArray, dict(device='cpu', writable=False)], arg3: Annotated[NDArray, dict(device='cpu')], arg4: Call, /) -> tuple: ...
 
-    def kernelized_attention(self, arg0: Annotated[NDArray, dict(device='cpu', writable=False)], arg1: Annotated[NDArray, dict(device='cpu', writable=False)], arg2: Annotated[NDArray, dict(device='cpu', writable=False)], arg3: Annotated[NDArray, dict(device='cpu')], arg4: int, /) -> None: ...
+    def kernelized_attention(self, arg0: Annotated[NDArray, dict(device='cpu', writable=False)], arg1: Annotated[NDArray, dict(device='cpu', writable=False)], arg2: Annotated[NDArray, dict(device='cpu', writable=False)], arg3: Annotated[NDArray, dict(device='cpu')], arg4: Call, /) -> None: ...
 
     def cuda_model(self) -> CapsuleType: ...
 
@@ -280,7 +327,7 @@ class Decoder_float64:
 
     def load(self, arg: bytes, /) -> None: ...
 
-def softmax_attention_float64(arg0: Annotated[NDArray, dict(device='cpu', writable=False)], arg1: Annotated[NDArray, dict(device='cpu', writable=False)], arg2: Annotated[NDArray, dict(device='cpu', writable=False)], arg3: Annotated[NDArray, dict(device='cpu')], arg4: Positions_float64, arg5: bool, arg6: float, /) -> None: ...
+def softmax_attention_float64(arg0: Annotated[NDArray, dict(device='cpu', writable=False)], arg1: Annotated[NDArray, dict(device='cpu', writable=False)], arg2: Annotated[NDArray, dict(device='cpu', writable=False)], arg3: Annotated[NDArray, dict(device='cpu')], arg4: Positions_float64, arg5: bool, arg6: float, arg7: Call, /) -> None: ...
 
 def calibrate_float64(arg0: Annotated[NDArray, dict(device='cpu', writable=False)], arg1: Annotated[NDArray, dict(device='cpu', writable=False)], arg2: Annotated[NDArray, dict(device='cpu', writable=False)], arg3: Positions_float64, arg4: bool, arg5: float, arg6: int, arg7: int, arg8: int, arg9: int, arg10: float, arg11: float, arg12: int, /) -> tuple: ...
 

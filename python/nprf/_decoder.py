@@ -43,8 +43,8 @@ class Decoder:
     >>> y = decoder.prefill(q, k, v)       # the prompts, [batch, heads, tokens, d]
     >>> y = decoder.step(q, k, v)          # the next token, [batch, heads, 1, d], or a few
 
-    features, position, normalization, near, sinks, engine: those of Attention. heads: the heads of queries; None: those of
-    the first call. batch: the number of sequences. rollback: how many of its last tokens a sequence can take back.
+    features, position, normalization, near, sinks, engine: those of Attention. heads: the heads of queries; None: those
+    of the first call. batch: the number of sequences. rollback: how many of its last tokens a sequence can take back.
     dtype: float32 or float64, of all arrays.
 
     Arrays are [batch, heads, tokens, d], or for one sequence [heads, tokens, d] or [tokens, d]; with
@@ -52,8 +52,8 @@ class Decoder:
     of a call: lengths, the tokens that each sequence gets, later rows of y are zero; check_finite; threads; layout; for
     prefill of empty sequences also tolerance and softmax_samples.
 
-    A decoder is mutable: it can be pickled and copied with its state, and is equal only to itself. A call during another
-    one of the same decoder raises RuntimeError. ValueError for shapes and options that do not fit, which change
+    A decoder is mutable: it can be pickled and copied with its state, and is equal only to itself. A call during
+    another one of the same decoder raises RuntimeError. ValueError for shapes and options that do not fit, which change
     nothing, and TypeError for other types. Ctrl-C ends a prefill, and steps of more than 64 tokens: then sequences take
     the call's tokens back if they can (rollback), and are empty otherwise.
     """
@@ -168,8 +168,8 @@ class Decoder:
         return state
 
     def load(self, state: bytes) -> None:
-        """Replaces the states by saved ones. ValueError, which changes nothing, if they are of another decoder, were cut
-        or have changed."""
+        """Replaces the states by saved ones. ValueError, which changes nothing, if they are of another decoder, were
+        cut or have changed."""
         if not isinstance(state, bytes):
             raise TypeError(f"state: expected bytes, got {type(state).__name__}")
         with self._one_call:

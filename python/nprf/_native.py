@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The extension module for this processor."""
 
+import copyreg
 import importlib
 import importlib.util
 import os
@@ -49,6 +50,19 @@ if TYPE_CHECKING:
 else:
     core = _load()
     sys.modules[f"{__package__}._core"] = core  # under one name, whatever the level
+
+
+def _report(name: str, fields: tuple[Any, ...]) -> Any:
+    """A Report or GradientReport that was pickled, maybe by the extension of another level."""
+    return getattr(core, name)(*fields)
+
+
+def _reduced(report: Any) -> tuple[Any, ...]:
+    return _report, (type(report).__name__, report._fields())
+
+
+copyreg.pickle(core.Report, _reduced)
+copyreg.pickle(core.GradientReport, _reduced)
 
 
 class Native:

@@ -35,9 +35,21 @@ def _key(x: Any) -> Any:
 
 
 class Value:
-    """A class whose constructor has the arguments `_arguments`, which are also its attributes."""
+    """A class whose constructor has the arguments `_arguments`, which are also its attributes. AttributeError for any
+    attempt to set or delete an attribute: constructors use _set()."""
 
     _arguments: tuple[str, ...] = ()
+
+    def _set(self, **attributes: Any) -> None:
+        """Sets attributes, for constructors."""
+        for name, value in attributes.items():
+            object.__setattr__(self, name, value)
+
+    def __setattr__(self, name: str, _: Any) -> None:
+        raise AttributeError(f"{name}: expected no change of a {type(self).__name__}, which is immutable, got one")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"{name}: expected no change of a {type(self).__name__}, which is immutable, got one")
 
     def _values(self) -> tuple[Any, ...]:
         return tuple(getattr(self, name) for name in self._arguments)

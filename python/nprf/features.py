@@ -20,8 +20,8 @@ by_identity: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary
 
 
 def register(x: Any) -> str:
-    """A name by which a compiled graph refers to `x` (by_identity). torch.compile would make a variable of a number that
-    differs from one layer to the next."""
+    """A name by which a compiled graph refers to `x` (by_identity). torch.compile would make a variable of a number
+    that differs from one layer to the next."""
     identity = str(next(_identities))
     by_identity[identity] = x
     return identity
@@ -31,10 +31,11 @@ class Features(Value):
     """A feature map of vectors of `input_dim` numbers. It is immutable; queries and keys share it."""
 
     input_dim: int
+    _by_scalar: dict[str, Any]  # the extension's maps
+    _identity: str
 
     def __init__(self) -> None:
-        self._by_scalar: dict[str, Any] = {}
-        self._identity = register(self)
+        self._set(_by_scalar={}, _identity=register(self))
 
     def _make(self, native: Native) -> Any:
         raise NotImplementedError
@@ -59,10 +60,12 @@ class Tilt(Value):
     """Constants that lower the variance of positive features: orthogonal axes [d, d], and a [d], below 1/4."""
 
     _arguments = ("axes", "a")
+    axes: NDArray[np.float64]
+    a: NDArray[np.float64]
 
     def __init__(self, axes: Any, a: Any) -> None:
-        self.axes = frozen_array(np.asarray(axes, dtype=np.float64), "axes", (2,))
-        self.a = frozen_array(np.asarray(a, dtype=np.float64), "a", (1,))
+        axes, a = np.asarray(axes, dtype=np.float64), np.asarray(a, dtype=np.float64)
+        self._set(axes=frozen_array(axes, "axes", (2,)), a=frozen_array(a, "a", (1,)))
 
 
 def oprf_tilt(d: int, mean_square: float) -> Tilt:
@@ -85,29 +88,43 @@ class Centring(Value):
     are smaller than those of q and k where nu and mu are their means. See nprf/feature_map/centred.hpp."""
 
     _arguments = ("query_mean", "key_mean", "query_axes", "key_axes")
+    query_mean: NDArray[Any]
+    key_mean: NDArray[Any]
+    query_axes: NDArray[Any]
+    key_axes: NDArray[Any]
 
     def __init__(self, query_mean: Any, key_mean: Any, query_axes: Any, key_axes: Any) -> None:
-        self.query_mean, self.key_mean = (
-            frozen_array(x, name, (1,)) for x, name in ((query_mean, "query_mean"), (key_mean, "key_mean"))
-        )
-        self.query_axes, self.key_axes = (
-            frozen_array(x, name, (2,)) for x, name in ((query_axes, "query_axes"), (key_axes, "key_axes"))
+        self._set(
+            query_mean=frozen_array(query_mean, "query_mean", (1,)),
+            key_mean=frozen_array(key_mean, "key_mean", (1,)),
+            query_axes=frozen_array(query_axes, "query_axes", (2,)),
+            key_axes=frozen_array(key_axes, "key_axes", (2,)),
         )
         if self.key_mean.shape != self.query_mean.shape:
             raise ValueError(f"key_mean: expected {len(self.query_mean)} numbers, got {len(self.key_mean)}")
 
 
 class Balance(NamedTuple):
-    """The centring that balance() finds, and the variances [d] of queries and keys along its axes, the largest first."""
+    """The centring that balance() finds, and the variances [d] of queries and keys along its axes, the largest
+    first."""
 
     centring: Centring
     variances: NDArray[np.float64]
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Balance):
+            return False
+        return self.centring == other.centring and np.array_equal(self.variances, other.variances)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
 
 def balance(q: Any, k: Any, shrinkage: float = 0.05) -> Balance:
     """The centring by the means of sample queries [n, d] and keys [n', d], normalised as attention normalises them, and
-    axes along which both have the same, diagonal covariance, to which a part of the mean variance, `shrinkage`, is added.
-    ValueError for other shapes, numbers that are not finite, and a shrinkage that is not above 0 and at most 1."""
+    axes along which both have the same, diagonal covariance, to which a part of the mean variance, `shrinkage`, is
+    added. ValueError for other shapes, numbers that are not finite, and a shrinkage that is not above 0 and at most
+    1."""
     q, k = (np.asarray(as_array(x, name), np.float64) for x, name in ((q, "queries"), (k, "keys")))
     constants, variances = core.balance(q, k, float(shrinkage))
     return Balance(Centring(*constants), variances)
@@ -122,6 +139,8 @@ class CentredFeatures(Features):
     """
 
     _arguments = ("features", "centring")
+    features: Features
+    centring: Centring
 
     def __init__(self, features: Features, centring: Centring) -> None:
         super().__init__()
@@ -129,8 +148,7 @@ class CentredFeatures(Features):
             raise TypeError(f"features: expected a feature map, got {type(features).__name__}")
         if not isinstance(centring, Centring):
             raise TypeError(f"centring: expected a Centring, got {type(centring).__name__}")
-        self.features, self.centring = features, centring
-        self.input_dim = features.input_dim
+        self._set(features=features, centring=centring, input_dim=features.input_dim)
         self._native(native_of(np.dtype("float32"), "features"))
 
     def _make(self, native: Native) -> Any:
@@ -148,11 +166,16 @@ class RandomFeatures(Features):
     """Features of random vectors. ValueError for sizes below 1 and unknown names.
 
     kind: "positive" (m features, all positive), "hyperbolic" (2m, all positive) or "trigonometric" (2m, of both signs).
-    projection: "orthogonal", "gaussian", "sphere", "simplex" or "sphere_simplex" random vectors. The same seed gives the
-    same vectors on every machine. tilt: for positive and hyperbolic features.
+    projection: "orthogonal", "gaussian", "sphere", "simplex" or "sphere_simplex" random vectors. The same seed gives
+    the same vectors on every machine. tilt: for positive and hyperbolic features.
     """
 
     _arguments = ("kind", "input_dim", "num_features", "projection", "seed", "tilt")
+    kind: str
+    num_features: int
+    projection: str
+    seed: int
+    tilt: Tilt | None
 
     def __init__(
         self,
@@ -164,8 +187,14 @@ class RandomFeatures(Features):
         tilt: Tilt | None = None,
     ) -> None:
         super().__init__()
-        self.kind, self.input_dim, self.num_features = kind, index_of(input_dim, "input_dim"), index_of(num_features, "num_features")
-        self.projection, self.seed, self.tilt = projection, index_of(seed, "seed"), tilt
+        self._set(
+            kind=kind,
+            input_dim=index_of(input_dim, "input_dim"),
+            num_features=index_of(num_features, "num_features"),
+            projection=projection,
+            seed=index_of(seed, "seed"),
+            tilt=tilt,
+        )
         if not 0 <= self.seed < 2**64:
             raise ValueError(f"seed: expected 0 to 2^64 - 1, got {seed}")
         self._native(native_of(np.dtype("float32"), "features"))
@@ -189,11 +218,13 @@ class ProjectedFeatures(Features):
     """Features of the caller's vectors `rows` [m, d]; `kind` as in RandomFeatures."""
 
     _arguments = ("kind", "rows")
+    kind: str
+    rows: NDArray[Any]
 
     def __init__(self, kind: str, rows: Any) -> None:
         super().__init__()
-        self.kind, self.rows = kind, frozen_array(rows, "rows", (2,))
-        self.input_dim = self.rows.shape[1]
+        rows = frozen_array(rows, "rows", (2,))
+        self._set(kind=kind, rows=rows, input_dim=rows.shape[1])
         self._native(native_of(self.rows.dtype, "rows"))
 
     def _make(self, native: Native) -> Any:
@@ -207,10 +238,11 @@ class TaylorFeatures(Features):
     """
 
     _arguments = ("input_dim", "directions")
+    directions: int
 
     def __init__(self, input_dim: int, directions: int = 0) -> None:
         super().__init__()
-        self.input_dim, self.directions = index_of(input_dim, "input_dim"), index_of(directions, "directions")
+        self._set(input_dim=index_of(input_dim, "input_dim"), directions=index_of(directions, "directions"))
         self._native(native_of(np.dtype("float32"), "features"))
 
     def _make(self, native: Native) -> Any:
@@ -224,7 +256,7 @@ class EluFeatures(Features):
 
     def __init__(self, input_dim: int) -> None:
         super().__init__()
-        self.input_dim = index_of(input_dim, "input_dim")
+        self._set(input_dim=index_of(input_dim, "input_dim"))
         self._native(native_of(np.dtype("float32"), "features"))
 
     def _make(self, native: Native) -> Any:
@@ -235,11 +267,12 @@ class CalibratedFeatures(Features):
     """The map of one head that calibrate() returns. `text` has its constants; str(text) can be stored."""
 
     _arguments = ("text",)
+    text: str
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.text = text
-        self.input_dim = self._native(native_of(np.dtype("float32"), "features")).input_dim
+        self._set(text=text)
+        self._set(input_dim=self._native(native_of(np.dtype("float32"), "features")).input_dim)
 
     def _make(self, native: Native) -> Any:
         return native.Features.calibrated(self.text)
@@ -260,16 +293,17 @@ class HeadFeatures(Features):
     """One map for each head, all of one kind and of the same dimensions."""
 
     _arguments = ("maps",)
+    maps: tuple[Features, ...]
 
     def __init__(self, maps: Iterable[Features]) -> None:
         super().__init__()
-        self.maps = tuple(maps)
+        self._set(maps=tuple(maps))
         for each in self.maps:
             if not isinstance(each, Features) or isinstance(each, HeadFeatures):
                 raise TypeError(f"features: expected feature maps, got {type(each).__name__}")
         if not self.maps:
             raise ValueError("features: expected one map, or one for each head, got none")
-        self.input_dim = self.maps[0].input_dim
+        self._set(input_dim=self.maps[0].input_dim)
 
     def _make(self, native: Native) -> Any:
         return native.Features.joined([each._native(native) for each in self.maps])

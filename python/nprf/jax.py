@@ -31,8 +31,8 @@ def _register() -> None:
         module = importlib.import_module("nprf._jax")
     except ModuleNotFoundError as error:
         raise RuntimeError(
-            "nprf was not compiled for JAX: install it with -C cmake.define.NPRF_PYTHON_JAX=ON --no-build-isolation, where "
-            "jax, nanobind and scikit-build-core are installed"
+            "nprf was not compiled for JAX: install it with -C cmake.define.NPRF_PYTHON_JAX=ON --no-build-isolation, "
+            "where jax, nanobind and scikit-build-core are installed"
         ) from error
     jax.ffi.register_ffi_target("nprf_attention", module.forward, platform="cpu")
     jax.ffi.register_ffi_target("nprf_attention_backward", module.backward, platform="cpu")
@@ -117,7 +117,8 @@ def attention(
     `position`, each with or without a leading axis of heads: "table" [2R+1], "t5" or ("t5", max_distance) [buckets],
     "alibi" []. key_mask: bool [batch, n_k], False is padding.
 
-    ValueError for shapes and options that do not fit, also if only the call finds them. Backward computes forward again.
+    ValueError for shapes and options that do not fit, also if only the call finds them. Backward computes forward
+    again.
     """
     if not q.ndim == k.ndim == v.ndim or q.ndim not in (3, 4):
         raise ValueError(f"queries, keys and values: expected 3 or 4 dimensions, got {q.ndim}, {k.ndim} and {v.ndim}")
@@ -146,6 +147,7 @@ def attention(
         mask = jnp.asarray(key_mask, bool).reshape(-1, jnp.shape(key_mask)[-1])
         if mask.shape != (k.shape[0], k.shape[2]):
             raise ValueError(f"key_mask: expected {k.shape[0]} x {k.shape[2]}, got {mask.shape}")
-    options = _Options(features_of(features), position, bool(causal), index_of(near, "near"), normalization.radius, engine)
+    near = index_of(near, "near")
+    options = _Options(features_of(features), position, bool(causal), near, normalization.radius, engine)
     y: jax.Array = _attention(q, k, v, rows, mask, options).astype(dtype)
     return y[0] if without_batch else y

@@ -20,9 +20,10 @@ class Position(Value):
 
     _parameters: str  # the attribute that gradients are of
     _dims: int  # its dimensions without heads
+    _made: dict[tuple[str, bool], Any]  # the extension's positions
 
     def __init__(self) -> None:
-        self._made: dict[tuple[str, bool], Any] = {}
+        self._set(_made={})
 
     def _make(self, native: Native, causal: bool) -> Any:
         raise NotImplementedError
@@ -55,10 +56,11 @@ class RelativePosition(Position):
     """
 
     _arguments, _parameters, _dims = ("b",), "b", 1
+    b: NDArray[Any]
 
     def __init__(self, b: Any) -> None:
         super().__init__()
-        self.b = frozen_array(b, "b", (1, 2))
+        self._set(b=frozen_array(b, "b", (1, 2)))
         self._native(native_of(self.b.dtype, "position"), False)
 
     def _make(self, native: Native, causal: bool) -> Any:
@@ -72,10 +74,14 @@ class T5(Position):
     """
 
     _arguments, _parameters, _dims = ("weights", "max_distance"), "weights", 1
+    weights: NDArray[Any]
+    max_distance: int
 
     def __init__(self, weights: Any, max_distance: int = 128) -> None:
         super().__init__()
-        self.weights, self.max_distance = frozen_array(weights, "weights", (1, 2)), index_of(max_distance, "max_distance")
+        self._set(
+            weights=frozen_array(weights, "weights", (1, 2)), max_distance=index_of(max_distance, "max_distance")
+        )
         self._native(native_of(self.weights.dtype, "position"), True)
 
     def _make(self, native: Native, causal: bool) -> Any:
@@ -86,10 +92,11 @@ class Alibi(Position):
     """ALiBi: b = -slope |lag|, for a slope, or slopes [heads]. ValueError unless |slope| <= 1e30."""
 
     _arguments, _parameters, _dims = ("slope",), "slope", 0
+    slope: NDArray[Any]
 
     def __init__(self, slope: Any) -> None:
         super().__init__()
-        self.slope = frozen_array(slope, "slope", (0, 1))
+        self._set(slope=frozen_array(slope, "slope", (0, 1)))
         self._native(native_of(self.slope.dtype, "position"), False)
 
     def _make(self, native: Native, causal: bool) -> Any:
@@ -109,18 +116,25 @@ def alibi_slopes(heads: int) -> NDArray[Any]:
 class Grid(Position):
     """A learned bias for each displacement of two cells of a height x width picture.
 
-    b [2H - 1, 2W - 1] or [heads, 2H - 1, 2W - 1], indexed by key minus query. Tokens are E extra ones, such as CLS, then
-    the cells row by row; extra [E, E + 2] or [heads, E, E + 2] has their biases: from extra query e to cells, from cells
-    to extra key e, and to each extra key.
+    b [2H - 1, 2W - 1] or [heads, 2H - 1, 2W - 1], indexed by key minus query. Tokens are E extra ones, such as CLS,
+    then the cells row by row; extra [E, E + 2] or [heads, E, E + 2] has their biases: from extra query e to cells, from
+    cells to extra key e, and to each extra key.
     """
 
     _arguments, _parameters, _dims = ("height", "width", "b", "extra"), "b", 2
+    height: int
+    width: int
+    b: NDArray[Any]
+    extra: NDArray[Any] | None
 
     def __init__(self, height: int, width: int, b: Any, extra: Any = None) -> None:
         super().__init__()
-        self.height, self.width = index_of(height, "height"), index_of(width, "width")
-        self.b = frozen_array(b, "b", (2, 3))
-        self.extra = None if extra is None else frozen_array(extra, "extra", (2, 3))
+        self._set(
+            height=index_of(height, "height"),
+            width=index_of(width, "width"),
+            b=frozen_array(b, "b", (2, 3)),
+            extra=None if extra is None else frozen_array(extra, "extra", (2, 3)),
+        )
         self._native(native_of(self.b.dtype, "position"), False)
 
     def _make(self, native: Native, causal: bool) -> Any:
@@ -150,10 +164,11 @@ class NoPosition(Position):
     """b = 0."""
 
     _parameters, _dims = "_none", 1
+    _none: NDArray[Any]
 
     def __init__(self) -> None:
         super().__init__()
-        self._none = np.zeros((0,))
+        self._set(_none=frozen_array(np.zeros(0), "none", (1,)))
 
     def _make(self, native: Native, causal: bool) -> Any:
         return native.Positions.none()

@@ -15,7 +15,7 @@
 #include "nprf/cuda/plan/model_of.hpp"
 #include "nprf/decoder/decoder.hpp"
 #include "nprf/reference/kernelized_attention.hpp"
-#include "nprf/reference/softmax_attention.hpp"
+#include "references.hpp"
 
 namespace nprf::python {
 
@@ -44,9 +44,9 @@ class AnyAttention {
   virtual Decoder<T> decoder(const DecoderOptions& options) const = 0;
   /// What a plan for a GPU is made from.
   virtual cuda::AttentionModel cuda_model() const = 0;
-  /// The formula as two plain loops, for head h.
+  /// The formula as two plain loops, for head h and the keys that are not padding.
   virtual Matrix<T> reference(Index h, const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v,
-                              Index offset) const = 0;
+                              Index offset, const KeptKeys& kept) const = 0;
 };
 
 /// The attention whose scratch memory all others use.
@@ -91,13 +91,13 @@ class AttentionOf : public AnyAttention<typename F::Scalar> {
     return model;
   }
 
-  Matrix<T> reference(Index h, const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v,
-                      Index offset) const override {
+  Matrix<T> reference(Index h, const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v, Index offset,
+                      const KeptKeys& kept) const override {
     const auto of_head = [&](const auto& all) { return all[all.size() == 1 ? 0 : static_cast<std::size_t>(h)]; };
     const Attention<F, P> one(of_head(m_attention.features()), of_head(m_attention.positions()), m_attention.options());
-    const auto attends = [](Index, Index j) {
+    const auto attends = [&](Index, Index j) {
       if (j == 0) detail::poll_signals();  // before each row
-      return true;
+      return kept.contains(j);
     };
     return nprf::reference::kernelized_attention(one, q, k, v, offset, attends);
   }

@@ -11,6 +11,8 @@
 #include <nanobind/stl/vector.h>
 
 #include <array>
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -27,34 +29,39 @@
 #include "call.hpp"
 #include "cuda/model_capsule.hpp"
 #include "models.hpp"
+#include "nprf/attention/segments.hpp"
 #include "nprf/calibration/calibrate.hpp"
 #include "nprf/feature_map/balance.hpp"
 #include "nprf/feature_map/sderf_tilt.hpp"
 #include "nprf/instances.hpp"
 #include "nprf/position/resize_bias.hpp"
 #include "plain_attention.hpp"
+#include "references.hpp"
 
 namespace nprf::python {
 
 namespace {
 
+using nb::literals::operator""_a;
+
 using Mask = nb::ndarray<const bool, nb::c_contig, nb::device::cpu>;
 
-AttentionOptions options_of(bool causal, double radius, const std::string& engine, Index near, Index sinks = 0) {
-  AttentionOptions options{.direction = causal ? Direction::causal : Direction::bidirectional,
-                           .normalization = radius > 0 ? Normalization::unit(radius) : Normalization::none(),
-                           .near = near,
-                           .sinks = sinks};
+Engine engine_of(const std::string& text) {
   for (const Engine each : {Engine::automatic, Engine::direct, Engine::fftw, Engine::lanes, Engine::block_causal,
                             Engine::banded, Engine::recurrence, Engine::grid})
-    if (engine == name(each)) {
-      options.engine = each;
-      return options;
-    }
+    if (text == name(each)) return each;
   throw InvalidArgument(
       nprf::detail::sentence("engine: expected automatic, direct, lanes, block_causal, banded, "
                              "recurrence or grid, got ",
-                             engine));
+                             text));
+}
+
+AttentionOptions options_of(bool causal, double radius, const std::string& engine, Index near, Index sinks = 0) {
+  return {.direction = causal ? Direction::causal : Direction::bidirectional,
+          .normalization = radius > 0 ? Normalization::unit(radius) : Normalization::none(),
+          .engine = engine_of(engine),
+          .near = near,
+          .sinks = sinks};
 }
 
 /// Options of one call, and the arrays that nprf::CallOptions refers to.
@@ -279,43 +286,58 @@ Positions<T> grids(Index height, Index width, const InputArray& b, const InputAr
   return {std::move(all)};
 }
 
-template <Real T>
-void softmax_attention(const InputArray& q, const InputArray& k, const InputArray& v, const OutputArray& y,
-                       const Positions<T>& positions, bool causal, double radius) {
-  const Tokens<T> queries(q, "queries", Axes::heads_first), keys(k, "keys", Axes::heads_first),
-      values(v, "values", Axes::heads_first);
-  const HeadsView<T> out = output_view<T>(y, "y", Axes::heads_first);
-  const AttentionOptions options = options_of(causal, radius, "automatic", 0);
+// Sets the rows of y, for each packed sequence of each head, to reference(h, q, k, v, kept) of its arrays.
+template <Real T, class Reference>
+void for_each_sequence(const InputArray& q, const InputArray& k, const InputArray& v, const OutputArray& y,
+                       const Call& call, Reference&& reference) {
+  const Tokens<T> queries(q, "queries", call.axes()), keys(k, "keys", call.axes()), values(v, "values", call.axes());
+  const HeadsView<T> out = output_view<T>(y, "y", call.axes());
   const HeadsView<const T> a = queries.view(), b = keys.view(), c = values.view();
+  require(c.tokens == b.tokens, "values: expected ", b.tokens, " rows (those of the keys), got ", c.tokens);
+  call.check_key_mask(b.batch, b.tokens);
+  const CallOptions options = call.options(nullptr);
+  std::vector<Segment> segments;
+  find_segments(options, b.batch, a.tokens, b.tokens, segments);
   const Index group = a.heads / std::max<Index>(b.heads, 1);
-  without_gil(0, [&] {
-    std::visit(
-        [&](const auto& all) {
-          for (Index s = 0; s < a.batch; ++s)
-            for (Index h = 0; h < a.heads; ++h) {
-              const auto& position = all[all.size() == 1 ? 0 : static_cast<std::size_t>(h)];
-              out(s, h) =
-                  nprf::reference::softmax_attention<T>(a(s, h), b(s, h / group), c(s, h / group), position,
-                                                        options.direction, options.normalization, detail::poll_signals);
-            }
-        },
-        positions.positions);
+  without_gil(call.threads, [&] {
+    for (Index s = 0; s < a.batch; ++s)
+      for (const Segment& x : segments) {
+        KeptKeys kept{{}, options.lengths.empty() ? x.n_k : options.lengths[static_cast<std::size_t>(s)]};
+        if (!options.key_mask.empty())
+          kept.mask = options.key_mask.subspan(static_cast<std::size_t>(s * b.tokens + x.k_begin),
+                                               static_cast<std::size_t>(x.n_k));
+        for (Index h = 0; h < a.heads; ++h)
+          out(s, h).middleRows(x.q_begin, x.n_q) =
+              reference(h, a(s, h).middleRows(x.q_begin, x.n_q), b(s, h / group).middleRows(x.k_begin, x.n_k),
+                        c(s, h / group).middleRows(x.k_begin, x.n_k), kept);
+      }
   });
 }
 
 template <Real T>
+void softmax_attention(const InputArray& q, const InputArray& k, const InputArray& v, const OutputArray& y,
+                       const Positions<T>& positions, bool causal, double radius, const Call& call) {
+  const AttentionOptions options = options_of(causal, radius, "automatic", 0);
+  std::visit(
+      [&](const auto& all) {
+        for_each_sequence<T>(q, k, v, y, call,
+                             [&](Index h, const MatrixView<T>& queries, const MatrixView<T>& keys,
+                                 const MatrixView<T>& values, const KeptKeys& kept) {
+                               const auto& position = all[all.size() == 1 ? 0 : static_cast<std::size_t>(h)];
+                               return softmax_attention<T>(queries, keys, values, position, options.direction,
+                                                           options.normalization, kept, detail::poll_signals);
+                             });
+      },
+      positions.positions);
+}
+
+template <Real T>
 void kernelized_attention(const AnyAttention<T>& attention, const InputArray& q, const InputArray& k,
-                          const InputArray& v, const OutputArray& y, Index offset) {
-  const Tokens<T> queries(q, "queries", Axes::heads_first), keys(k, "keys", Axes::heads_first),
-      values(v, "values", Axes::heads_first);
-  const HeadsView<T> out = output_view<T>(y, "y", Axes::heads_first);
-  const HeadsView<const T> a = queries.view(), b = keys.view(), c = values.view();
-  const Index group = a.heads / std::max<Index>(b.heads, 1);
-  without_gil(0, [&] {
-    for (Index s = 0; s < a.batch; ++s)
-      for (Index h = 0; h < a.heads; ++h)
-        out(s, h) = attention.reference(h, a(s, h), b(s, h / group), c(s, h / group), offset);
-  });
+                          const InputArray& v, const OutputArray& y, const Call& call) {
+  for_each_sequence<T>(
+      q, k, v, y, call,
+      [&](Index h, const MatrixView<T>& queries, const MatrixView<T>& keys, const MatrixView<T>& values,
+          const KeptKeys& kept) { return attention.reference(h, queries, keys, values, call.offset, kept); });
 }
 
 // the text of each head's map, the error, that of each head, and the candidates
@@ -548,6 +570,118 @@ void bind_functions(nb::module_& m, const std::string& suffix) {
   m.def(name("free_memory_").c_str(), [] { scratch_memory<T>().free_scratch_memory(); });
 }
 
+nb::tuple fields_of(const Report& r) {
+  return nb::make_tuple(std::string(name(r.engine)), r.repaired_rows, r.indefinite_rows, r.empty_rows, r.failing_rows,
+                        r.error_bound, r.compared_rows, r.softmax_error, r.workspace_bytes);
+}
+nb::tuple fields_of(const GradientReport& r) {
+  return nb::make_tuple(std::string(name(r.engine)), r.recomputed_queries, r.recomputed_keys, r.recomputed_lags,
+                        r.error_bound, r.workspace_bytes);
+}
+
+// whether numbers are equal, or both NaN
+bool is_same(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
+
+bool are_equal(const Report& a, const Report& b) {
+  return a.engine == b.engine && a.repaired_rows == b.repaired_rows && a.indefinite_rows == b.indefinite_rows &&
+         a.empty_rows == b.empty_rows && a.failing_rows == b.failing_rows && is_same(a.error_bound, b.error_bound) &&
+         a.compared_rows == b.compared_rows && is_same(a.softmax_error, b.softmax_error) &&
+         a.workspace_bytes == b.workspace_bytes;
+}
+bool are_equal(const GradientReport& a, const GradientReport& b) {
+  return a.engine == b.engine && a.recomputed_queries == b.recomputed_queries &&
+         a.recomputed_keys == b.recomputed_keys && a.recomputed_lags == b.recomputed_lags &&
+         is_same(a.error_bound, b.error_bound) && a.workspace_bytes == b.workspace_bytes;
+}
+
+// equality, a hash of what is never NaN, and the arguments of the constructor
+template <class R>
+void bind_as_value(nb::class_<R>& report) {
+  report
+      .def(
+          "__eq__",
+          [](const R& self, nb::handle other) {
+            return nb::isinstance<R>(other) && are_equal(self, nb::cast<const R&>(other));
+          },
+          nb::arg().none())
+      .def("__hash__",
+           [](const R& self) { return nb::hash(nb::make_tuple(std::string(name(self.engine)), self.workspace_bytes)); })
+      .def("_fields", [](const R& self) { return fields_of(self); });
+}
+
+void bind_report(nb::module_& m) {
+  nb::class_<Report> report(m, "Report", "What one call reports. Reports are values: they are compared and pickled.");
+  report
+      .def(
+          "__init__",
+          [](Report* self, const std::string& engine, Index repaired_rows, Index indefinite_rows, Index empty_rows,
+             Index failing_rows, double error_bound, Index compared_rows, double softmax_error,
+             std::size_t workspace_bytes) {
+            new (self) Report{engine_of(engine), repaired_rows, indefinite_rows, empty_rows,     failing_rows,
+                              error_bound,       compared_rows, softmax_error,   workspace_bytes};
+          },
+          "engine"_a, "repaired_rows"_a, "indefinite_rows"_a, "empty_rows"_a, "failing_rows"_a, "error_bound"_a,
+          "compared_rows"_a, "softmax_error"_a, "workspace_bytes"_a)
+      .def_prop_ro(
+          "engine", [](const Report& r) { return std::string(name(r.engine)); },
+          "The engine of the first sequence; \"automatic\" if there was nothing to compute.")
+      .def_ro("repaired_rows", &Report::repaired_rows,
+              "Rows that failed the engine's error bound, underflowed, or whose terms cancel, and were recomputed.")
+      .def_ro("indefinite_rows", &Report::indefinite_rows,
+              "Rows whose denominator is not positive, by cancellation or by underflow.")
+      .def_ro("empty_rows", &Report::empty_rows, "Rows that attend to no key; they are zero.")
+      .def_ro("failing_rows", &Report::failing_rows,
+              "Of a step of a Decoder: rows that would be recomputed if all keys were stored.")
+      .def_ro(
+          "error_bound", &Report::error_bound,
+          "The bound of the rounding errors of the returned rows, relative to the largest |v| that a row attends to.")
+      .def_ro("compared_rows", &Report::compared_rows, "Rows that were compared with exact softmax (softmax_samples).")
+      .def_ro("softmax_error", &Report::softmax_error,
+              "The difference of these rows from exact softmax, relative by the Frobenius norm; NaN if there are none.")
+      .def_ro("workspace_bytes", &Report::workspace_bytes,
+              "The peak scratch memory of all threads, without what forward saves.")
+      .def("__repr__", [](const Report& r) {
+        return nprf::detail::sentence("Report(engine='", name(r.engine), "', repaired_rows=", r.repaired_rows,
+                                      ", indefinite_rows=", r.indefinite_rows, ", empty_rows=", r.empty_rows,
+                                      ", failing_rows=", r.failing_rows, ", error_bound=", r.error_bound,
+                                      ", compared_rows=", r.compared_rows, ", softmax_error=", r.softmax_error,
+                                      ", workspace_bytes=", r.workspace_bytes, ")");
+      });
+  bind_as_value(report);
+}
+
+void bind_gradient_report(nb::module_& m) {
+  nb::class_<GradientReport> report(m, "GradientReport",
+                                    "What one backward reports. Reports are values: they are compared and pickled.");
+  report
+      .def(
+          "__init__",
+          [](GradientReport* self, const std::string& engine, Index recomputed_queries, Index recomputed_keys,
+             Index recomputed_lags, double error_bound, std::size_t workspace_bytes) {
+            new (self) GradientReport{engine_of(engine), recomputed_queries, recomputed_keys,
+                                      recomputed_lags,   error_bound,        workspace_bytes};
+          },
+          "engine"_a, "recomputed_queries"_a, "recomputed_keys"_a, "recomputed_lags"_a, "error_bound"_a,
+          "workspace_bytes"_a)
+      .def_prop_ro(
+          "engine", [](const GradientReport& r) { return std::string(name(r.engine)); },
+          "The engine of the first sequence; \"automatic\" if there was nothing to compute.")
+      .def_ro("recomputed_queries", &GradientReport::recomputed_queries,
+              "Gradients of queries that failed their error bound, and were recomputed.")
+      .def_ro("recomputed_keys", &GradientReport::recomputed_keys, "The same of keys.")
+      .def_ro("recomputed_lags", &GradientReport::recomputed_lags, "The same of biases, by lag.")
+      .def_ro("error_bound", &GradientReport::error_bound,
+              "The bound of the rounding errors of the returned gradients, each relative to a magnitude of its own.")
+      .def_ro("workspace_bytes", &GradientReport::workspace_bytes, "The peak scratch memory of all threads.")
+      .def("__repr__", [](const GradientReport& r) {
+        return nprf::detail::sentence("GradientReport(engine='", name(r.engine),
+                                      "', recomputed_queries=", r.recomputed_queries,
+                                      ", recomputed_keys=", r.recomputed_keys, ", recomputed_lags=", r.recomputed_lags,
+                                      ", error_bound=", r.error_bound, ", workspace_bytes=", r.workspace_bytes, ")");
+      });
+  bind_as_value(report);
+}
+
 void bind_calls(nb::module_& m) {
   nb::class_<Call>(m, "Call").def(
       "__init__",
@@ -568,37 +702,8 @@ void bind_calls(nb::module_& m) {
       },
       nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
       nb::arg(), nb::arg());
-  nb::class_<Report>(m, "Report", "A description of one call; see Report in nprf/attention/options.hpp.")
-      .def_prop_ro("engine", [](const Report& r) { return std::string(name(r.engine)); })
-      .def_ro("repaired_rows", &Report::repaired_rows)
-      .def_ro("indefinite_rows", &Report::indefinite_rows)
-      .def_ro("empty_rows", &Report::empty_rows)
-      .def_ro("failing_rows", &Report::failing_rows)
-      .def_ro("error_bound", &Report::error_bound)
-      .def_ro("compared_rows", &Report::compared_rows)
-      .def_ro("softmax_error", &Report::softmax_error)
-      .def_ro("workspace_bytes", &Report::workspace_bytes)
-      .def("__repr__", [](const Report& r) {
-        return nprf::detail::sentence("Report(engine='", name(r.engine), "', repaired_rows=", r.repaired_rows,
-                                      ", indefinite_rows=", r.indefinite_rows, ", empty_rows=", r.empty_rows,
-                                      ", failing_rows=", r.failing_rows, ", error_bound=", r.error_bound,
-                                      ", compared_rows=", r.compared_rows, ", softmax_error=", r.softmax_error,
-                                      ", workspace_bytes=", r.workspace_bytes, ")");
-      });
-  nb::class_<GradientReport>(m, "GradientReport",
-                             "A description of one backward; see GradientReport in nprf/attention/saved.hpp.")
-      .def_prop_ro("engine", [](const GradientReport& r) { return std::string(name(r.engine)); })
-      .def_ro("recomputed_queries", &GradientReport::recomputed_queries)
-      .def_ro("recomputed_keys", &GradientReport::recomputed_keys)
-      .def_ro("recomputed_lags", &GradientReport::recomputed_lags)
-      .def_ro("error_bound", &GradientReport::error_bound)
-      .def_ro("workspace_bytes", &GradientReport::workspace_bytes)
-      .def("__repr__", [](const GradientReport& r) {
-        return nprf::detail::sentence("GradientReport(engine='", name(r.engine),
-                                      "', recomputed_queries=", r.recomputed_queries,
-                                      ", recomputed_keys=", r.recomputed_keys, ", recomputed_lags=", r.recomputed_lags,
-                                      ", error_bound=", r.error_bound, ", workspace_bytes=", r.workspace_bytes, ")");
-      });
+  bind_report(m);
+  bind_gradient_report(m);
 }
 
 template <Real T>

@@ -77,13 +77,14 @@ def largest_exponent(features):
     return 2 * np.linalg.norm(features.rows(np.float64), axis=1).max()
 
 
-# of a call: half of it for the engine's rounding errors, above which rows are recomputed, and half for those of any engine
+# of a call: half of it for the engine's rounding errors, above which rows are recomputed, and half for those of any
+# engine
 default_tolerance = {np.dtype(np.float32): 1e-4, np.dtype(np.float64): 1e-10}
 
 
 def assert_within_bounds(y, other, v, *reports):
-    """|y - other| is within the sum of the bounds that the calls report (Report.error_bound), relative to the largest |v|;
-    an array without a report is exact, but for one rounding of its numbers."""
+    """|y - other| is within the sum of the bounds that the calls report (Report.error_bound), relative to the largest
+    |v|; an array without a report is exact, but for one rounding of its numbers."""
     bound = sum(report.error_bound for report in reports)
     assert 0 < bound <= len(reports) * default_tolerance[v.dtype]
     assert np.abs(y - other).max() <= (bound + np.finfo(v.dtype).eps) * np.abs(v).max()

@@ -98,6 +98,84 @@ def test_softmax_of_a_complete_near_field(rng):
             assert np.abs(y - softmax).max() <= rounding(v, terms=N, exponent=logit + bias, channels=D)
 
 
+@pytest.mark.parametrize("name", ["table of heads", "t5", "none"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_references_with_layouts_masks_and_lengths(rng, name, causal):
+    q, k, v = heads(rng, B, 2 * H, N, D), heads(rng, B, H, N, D), heads(rng, B, H, N, V)
+    position = positions(rng, 2 * H)[name]
+    attention = nprf.Attention(nprf.orf(D, 16), position, causal)
+    exact = nprf.Attention(nprf.taylor(D), position, causal, near=N)  # every pair is near
+    mask = rng.random((B, N)) < 0.6
+    mask[:, :3], mask[1] = False, np.arange(N) < 9
+    ends = [0, 4, 4, N]
+    wrong = [np.where(mask[:, None, :, None], x, np.nan) for x in (k, v)]  # padding is not read
+    for options, arrays in (
+        ({}, (q, k, v)),
+        ({"key_mask": mask}, (q, *wrong)),
+        ({"lengths": [N, 9]}, (q, k, v)),
+        ({"lengths": np.array([0, 9]), "key_mask": mask}, (q, *wrong)),
+        ({"cumulative_lengths": ends}, (q, k, v)),
+        ({"cumulative_lengths": ends, "key_mask": mask}, (q, *wrong)),
+    ):
+        y, report = attention(*arrays, report=True, **options)
+        expected = nprf.reference.kernelized_attention(attention, *arrays, **options)
+        assert_within_bounds(y, expected, v, report)
+        near, report = exact(*arrays, report=True, **options)
+        softmax = nprf.reference.softmax_attention(*arrays, position, causal=causal, **options)
+        assert_within_bounds(near, softmax, v, report, report)
+        first = [np.ascontiguousarray(x.transpose(0, 2, 1, 3)) for x in arrays]
+        options["layout"] = "tokens_first"
+        found = nprf.reference.kernelized_attention(attention, *first, **options)
+        assert np.array_equal(found.transpose(0, 2, 1, 3), expected)
+        found = nprf.reference.softmax_attention(*first, position, causal=causal, **options)
+        assert np.array_equal(found.transpose(0, 2, 1, 3), softmax)
+    shifted = nprf.reference.kernelized_attention(attention, q[:, :, 9:], k, v, 9, lengths=[N, 20])
+    assert np.array_equal(shifted, nprf.reference.kernelized_attention(attention, q, k, v, lengths=[N, 20])[:, :, 9:])
+
+
+def test_masked_references_of_grids_and_of_non_finite_rows(rng):
+    position = nprf.Grid(3, 4, rng.standard_normal((H, 5, 7)), rng.standard_normal((2, 4)))
+    q, k, v = heads(rng, B, H, 14, D), heads(rng, B, H, 14, D), heads(rng, B, H, 14, V)
+    mask = rng.random((B, 14)) < 0.5
+    attention = nprf.Attention(nprf.orf(D, 16), position)
+    y, report = attention(q, k, v, report=True, key_mask=mask)
+    assert_within_bounds(y, nprf.reference.kernelized_attention(attention, q, k, v, key_mask=mask), v, report)
+    all_sinks = nprf.Attention(nprf.orf(D, 16), position, sinks=14)
+    y, report = all_sinks(q, k, v, report=True, key_mask=mask)
+    assert_within_bounds(y, nprf.reference.softmax_attention(q, k, v, position, key_mask=mask), v, report, report)
+    q[1, 0, 3, 2] = np.nan
+    y = nprf.reference.softmax_attention(q, k, v, position, key_mask=mask)
+    assert np.isnan(y[1, 0, 3]).all() and np.isnan(y).sum() == V
+    masked = nprf.RelativePosition([-np.inf, 0.0, -np.inf])  # a query attends to the keys beside it
+    y = nprf.reference.softmax_attention(k, k, v, masked, key_mask=np.arange(14)[None] > 9 + np.zeros((B, 1)))
+    assert not y[:, :, :10].any() and (np.abs(y[:, :, 10:] - v[:, :, 10:]) == 0).all()
+
+
+def test_errors_of_the_references(rng):
+    q, k, v = heads(rng, B, H, N, D), heads(rng, B, H, N, D), heads(rng, B, H, N, V)
+    attention = nprf.Attention(nprf.orf(D, 16))
+
+    def rejects(error, text, *arrays, **options):
+        for reference in (
+            lambda: nprf.reference.softmax_attention(*arrays, **options),
+            lambda: nprf.reference.kernelized_attention(attention, *arrays, **options),
+        ):
+            with pytest.raises(error, match=text):
+                reference()
+
+    mask = np.ones((B, 32), bool)
+    rejects(ValueError, r"key_mask: expected 2 x 33 \(sequences, keys\), got 2 x 32", q, k, v, key_mask=mask)
+    rejects(TypeError, "key_mask: expected bool", q, k, v, key_mask=np.ones((B, N)))
+    rejects(ValueError, r"lengths\[1\]: expected 0 to 33", q, k, v, lengths=[1, 99])
+    rejects(ValueError, "lengths: expected 2 entries", q, k, v, lengths=[1])
+    rejects(ValueError, "cumulative_lengths: expected to end at 33", q, k, v, cumulative_lengths=[0, 5])
+    rejects(ValueError, "layout: expected", q, k, v, layout="bhnd")
+    rejects(ValueError, "values: expected 33 rows", q, k, v[:, :, 1:])
+    rejects(ValueError, "keys: expected 8 columns", q, k[..., 1:], v)
+    rejects(ValueError, "queries, keys and values: expected", q, k[:, :2], v[:, :2])
+    rejects(ValueError, "queries, keys and values: expected", q, k[:1], v[:1], layout="tokens_first")
+
+
 def test_layouts_have_the_same_bits(rng):
     q, k, v = (heads(rng, B, H, N, D, dtype=np.float32) for _ in range(3))
     features, position = nprf.orf(D, 16), nprf.T5(rng.standard_normal((H, 32)))

@@ -2,9 +2,10 @@
 """Which arrays are read in place, which are copied for reading, and that what is written is never copied.
 
 A copy is found by the peak of the process' memory. Arrays are larger than 32 MiB, which malloc returns to the system as
-soon as they are freed.
+soon as they are freed, unless they fit into what it has kept of smaller ones.
 """
 
+import ctypes
 import gc
 import pathlib
 
@@ -28,6 +29,7 @@ def growth(call):
     the scratch memory."""
     call()
     gc.collect()
+    getattr(ctypes.CDLL(None), "malloc_trim", int)(0)  # of glibc: what malloc has kept is returned to the system
     try:
         clear_refs.write_text("5")  # the peak is now what is in use
     except OSError as error:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Random calls: each raises ValueError or TypeError, or returns an array that equals that of plain copies of its inputs.
-No input changes. NPRF_FUZZ is a number of calls, then of another seed in each run."""
+"""Random calls: each raises ValueError or TypeError, or returns an array that equals that of plain copies of its
+inputs. No input changes. NPRF_FUZZ is a number of calls, then of another seed in each run."""
 
 import os
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Tensors on a GPU, beside those on the CPU. Where the module for GPUs was compiled over the stand-in for the CUDA runtime
-(NPRF_PYTHON_CUDA_ON_HOST), its kernels run on the host, for tensors in its memory."""
+"""Tensors on a GPU, beside those on the CPU. Where the module for GPUs was compiled over the stand-in for the CUDA
+runtime (NPRF_PYTHON_CUDA_ON_HOST), its kernels run on the host, for tensors in its memory."""
 
 import nprf
 import numpy as np
@@ -76,7 +76,7 @@ def on_the_cpu(arrays, parameters, mask, options, dy, dtype):
     x = [None if each is None else each.to(dtype) for each in (*arrays, *parameters)]
     y, _ = _functional._forward(_functional.Arguments(*x, mask), options, True)
     token = torch.empty(0, dtype=torch.uint8)  # nothing is saved
-    return y, *_functional.backward_op(dy.to(dtype), token, *x, mask, None, options.text())
+    return y, *_functional.backward_op(dy.to(dtype), token, *x, mask, None, None, options.text())
 
 
 @pytest.mark.parametrize("name", cases)
@@ -89,7 +89,8 @@ def test_equals_the_cpu(name):
     *gradients, dparameters = _gpu.backward(*on(device, [dy, *inputs]), options)
     of_bias, of_extra = _functional._split(dparameters, *on(device, parameters))
     like = _functional._like
-    found = [y, *gradients, like(of_bias, parameters[0], options.bias_dims()), like(of_extra, parameters[1], 2)]
+    of_parameters = like(of_bias, parameters[0], options.bias_dims()), like(of_extra, parameters[1], 2)
+    found = [y, *gradients, *(torch.empty(0) if x is None else x for x in of_parameters)]
     exact = on_the_cpu(arrays, parameters, mask, options, dy, torch.float64)
     assert_as_exact(found, on_the_cpu(arrays, parameters, mask, options, dy, torch.float32), exact)
 
@@ -97,11 +98,12 @@ def test_equals_the_cpu(name):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", cases)
 def test_halves(name, dtype):
-    """Products are in bfloat16 or float16, sums and gradients in float, and each number is rounded to `dtype` at the end.
+    """Products are in bfloat16 or float16, sums and gradients in float, and each number is rounded to `dtype` at the
+    end.
 
-    Relative to the largest |v|, numerators and denominators each lose, in halves of eps of bfloat16, 1 for the features of
-    a query, 1 for those of a key and 1 for the weight: 3 eps together for positive weights. The terms of those of a Taylor
-    series, of which some are negative, may be twice as large.
+    Relative to the largest |v|, numerators and denominators each lose, in halves of eps of bfloat16, 1 for the features
+    of a query, 1 for those of a key and 1 for the weight: 3 eps together for positive weights. The terms of those of a
+    Taylor series, of which some are negative, may be twice as large.
     """
     device = gpu()
     if not _gpu._module().halves:
@@ -183,7 +185,7 @@ def test_errors_that_are_those_of_the_cpu():
     def compare(text, q, k, v, lengths=None, **changes):
         key_mask = None if lengths is None else torch.tensor(lengths)
         x, changed = _functional.Arguments(q, k, v, bias, None, key_mask), options._replace(**changes)
-        for call in (lambda: _gpu.forward(*x, changed), lambda: _functional._forward(x, changed, False)):
+        for call in (lambda: _gpu.forward(*x[:6], changed), lambda: _functional._forward(x, changed, False)):
             with pytest.raises(ValueError, match=text):
                 call()
 

@@ -239,7 +239,9 @@ def test_errors():
 
     def make(features=None, position=None, **options):
         return nprf.torch.GpuDecoder(
-            features or nprf.orf(D, 16), position, **{"heads": H, "channels": V, "batch": B, "device": device, **options}
+            features or nprf.orf(D, 16),
+            position,
+            **{"heads": H, "channels": V, "batch": B, "device": device, **options},
         )
 
     def rejects(error, text, function, *arguments, **options):
@@ -252,16 +254,20 @@ def test_errors():
     rejects(ValueError, "device: expected a GPU, got meta", make, device="meta")
     rejects(ValueError, "rollback: expected 0 to", make, rollback=-1)
     rejects(ValueError, "max_tokens: expected 0", make, max_tokens=-1)
-    rejects(ValueError, "position: expected one by the distance of tokens", make, position=nprf.Grid(2, 2, np.zeros((3, 3))))
+    grid = nprf.Grid(2, 2, np.zeros((3, 3)))
+    rejects(ValueError, "position: expected one by the distance of tokens", make, position=grid)
     decoder = make()
     q, k, v = (each.to(device) for each in tokens())
     rejects(ValueError, r"keys: expected \[batch, heads, tokens, channels\]", decoder.step, q, k[0], v)
-    rejects(TypeError, r"values: expected torch.float32 \(the decoder's\), got torch.float64", decoder.step, q, k, v.double())
+    of_dtype = r"values: expected torch.float32 \(the decoder's\), got torch.float64"
+    rejects(TypeError, of_dtype, decoder.step, q, k, v.double())
     rejects(ValueError, "q: expected 2 x 4 x 17 x 8", decoder.step, q[:, :, 1:], k, v)
     rejects(ValueError, "v: expected", decoder.append, k, v[..., 1:])
     rejects(ValueError, "keys: expected a tensor on", decoder.step, q, k.to("meta"), v)
-    rejects(ValueError, r"lengths\[1\]: expected 0 to 17 \(the number of tokens\), got 18", decoder.append, k, v, [0, 18])
-    rejects(ValueError, r"lengths: expected 2 numbers \(one a sequence\), got the shape \[3\]", decoder.append, k, v, [0, 1, 2])
+    of_range = r"lengths\[1\]: expected 0 to 17 \(the number of tokens\), got 18"
+    rejects(ValueError, of_range, decoder.append, k, v, [0, 18])
+    of_number = r"lengths: expected 2 numbers \(one a sequence\), got the shape \[3\]"
+    rejects(ValueError, of_number, decoder.append, k, v, [0, 1, 2])
     rejects(TypeError, "lengths: expected integers, got torch.float32", decoder.append, k, v, [0.5, 1])
     rejects(ValueError, r"sequences\[0\]: expected 0 to 1 \(the last sequence\), got 2", decoder.reorder, [2, 0])
     rejects(ValueError, "tokens: expected 0 or more, got -1", decoder.rollback, 0, -1)

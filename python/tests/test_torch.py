@@ -156,25 +156,153 @@ def test_report_and_tolerance():
         torch.compile(lambda q: function(q), fullgraph=True, backend="aot_eager")(k)
 
 
+def test_softmax_samples_and_finite_inputs():
+    q, k, v = (x.detach() for x in tensors(B, H, 40, D))
+    bias, features = torch.randn(H, 11, dtype=torch.float64), nprf.orf(D, 16)
+    options = {"report": True, "softmax_samples": 7, "softmax_seed": 3}
+    position = nprf.RelativePosition(bias.numpy())
+    in_numpy = nprf.attention(*(x.numpy() for x in (q, k, v)), features=features, position=position, **options)[1]
+    for x in ((q, k, v), (q.clone().requires_grad_(), k, v)):
+        report = nprf.torch.attention(*x, bias, features=features, **options)[1]
+        assert report.compared_rows == B * H * 7 and report.softmax_error == in_numpy.softmax_error
+    with pytest.raises(ValueError, match="softmax_samples: expected 0 without report=True, got 7"):
+        nprf.torch.attention(q, k, v, bias, features=features, softmax_samples=7)
+    with pytest.raises(TypeError, match="softmax_samples: expected an integer, got 7.5"):
+        nprf.torch.attention(q, k, v, bias, features=features, report=True, softmax_samples=7.5)
+
+    def function(q):
+        return nprf.torch.attention(q, k, v, bias, features=features, check_finite=True)
+
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(q), function(q))
+    wrong = q.clone()
+    wrong[1, 2, 3, 4] = torch.nan
+    for each in (function, compiled):
+        with pytest.raises(ValueError, match=r"queries: expected finite numbers \(check_finite\), got nan in batch 1"):
+            each(wrong)
+
+
+@pytest.mark.parametrize("layout", ["heads_first", "tokens_first"])
+def test_packed_sequences(layout):
+    q, _, _ = tensors(1, H, N, D)
+    k, v, _ = tensors(1, H, N + 3, D)
+    bias = torch.randn(H, 11, dtype=torch.float64, requires_grad=True)
+    ends, of_keys, features = [0, 5, 5, N], [0, 9, 12, N + 3], nprf.orf(D, 16)
+    parts = [(slice(a, b), slice(c, d)) for a, b, c, d in zip(ends, ends[1:], of_keys, of_keys[1:])]
+    if layout == "tokens_first":
+        q, k, v = (x.detach().transpose(1, 2).requires_grad_() for x in (q, k, v))
+
+    def function(q, k, v, bias, lengths=torch.tensor(ends, dtype=torch.int32), of_keys=of_keys):
+        options = {"cumulative_lengths": lengths, "key_cumulative_lengths": of_keys, "layout": layout}
+        return nprf.torch.attention(q, k, v, bias, features=features, causal=True, near=2, **options)
+
+    y = function(q, k, v, bias)
+    position = nprf.RelativePosition(bias.detach().numpy())
+    attention = nprf.Attention(features, position, causal=True, near=2)
+    options = {"cumulative_lengths": ends, "key_cumulative_lengths": of_keys, "layout": layout}
+    assert np.array_equal(y.detach().numpy(), attention(*(x.detach().numpy() for x in (q, k, v)), **options))
+    in_order = (lambda x: x.transpose(1, 2)) if layout == "tokens_first" else lambda x: x
+    for rows, keys in parts:  # as separate calls
+        x = [in_order(each)[:, :, of] for each, of in ((q, rows), (k, keys), (v, keys))]
+        one = nprf.torch.attention(*x, bias, features=features, causal=True, near=2)
+        torch.testing.assert_close(in_order(y)[:, :, rows], one)
+    assert torch.autograd.gradcheck(function, (q, k, v, bias), fast_mode=True)
+    expected = torch.autograd.grad(y.sum(), (q, k, v, bias))
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone(), lambda x: x):  # forward is computed again
+        found = torch.autograd.grad(function(q, k, v, bias).sum(), (q, k, v, bias))
+    assert all(torch.equal(g, e) for g, e in zip(found, expected))
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    with torch._dynamo.config.patch(error_on_recompile=True):  # one graph for all lengths
+        for lengths in (ends, [0, 1, 2, N]):
+            lengths = torch.tensor(lengths)
+            assert torch.equal(compiled(q, k, v, bias, lengths), function(q, k, v, bias, lengths))
+
+
+def test_errors_of_packed_sequences():
+    q, k, v = tensors(1, H, N, D)
+
+    def rejects(error, text, cumulative, of_keys=None, **options):
+        with pytest.raises(error, match=text):
+            options = {"cumulative_lengths": cumulative, "key_cumulative_lengths": of_keys, **options}
+            nprf.torch.attention(q, k, v, features=nprf.orf(D, 16), **options)
+
+    rejects(ValueError, "key_cumulative_lengths: expected none without cumulative_lengths", None, [0, N])
+    of_number = r"key_cumulative_lengths: expected \[2\] \(as cumulative_lengths\), got the shape \[3\]"
+    rejects(ValueError, of_number, [0, N], [0, 1, N])
+    rejects(ValueError, r"cumulative_lengths: expected \[sequences \+ 1\], got the shape \[1, 2\]", [[0, N]])
+    rejects(ValueError, "cumulative_lengths: expected to end at 17", [0, N + 1])
+    rejects(TypeError, "cumulative_lengths: expected integers, got torch.float32", [0.0, 17.0])
+    rejects(ValueError, "lengths: expected none for packed sequences", [0, N], lengths=[N])
+    with pytest.raises(NotImplementedError, match="cumulative_lengths: expected none under vmap"):
+        torch.func.vmap(
+            lambda q: nprf.torch.attention(q, q, q, features=nprf.orf(D, 16), cumulative_lengths=[0, N])
+        )(q.detach())
+
+
+def test_gradient_reports():
+    function, arguments = case("table of heads")
+    q, k, v, bias, _ = arguments
+    features, reports = nprf.orf(D, 16, seed=1), []
+
+    def with_report(*x):
+        return nprf.torch.attention(*x, features=features, near=2, gradient_report=reports.append)
+
+    y, dy = with_report(q, k, v, bias), torch.randn(B, H, N, D, dtype=torch.float64)
+    assert not reports
+    gradients = torch.autograd.grad(y, (q, k, v, bias), dy, retain_graph=True)
+    expected = torch.autograd.grad(function(*arguments), (q, k, v, bias), dy)
+    assert all(torch.equal(a, b) for a, b in zip(gradients, expected))
+    attention = nprf.Attention(features, nprf.RelativePosition(bias.detach().numpy()), near=2)
+    _, saved = attention.forward(*(x.detach().numpy() for x in (q, k, v)))
+    in_numpy = attention.backward(saved, dy.numpy()).report
+    assert len(reports) == 1 and isinstance(reports[0], nprf.GradientReport)
+    assert reports[0].engine == in_numpy.engine and reports[0].error_bound == in_numpy.error_bound
+    torch.autograd.grad(y, q, dy, create_graph=True)  # by the operator
+    assert len(reports) == 2 and reports[1].error_bound == in_numpy.error_bound
+    with torch.no_grad():
+        with_report(q, k, v, bias)
+    checkpointed = torch.utils.checkpoint.checkpoint(with_report, q, k, v, bias, use_reentrant=False)
+    assert len(reports) == 2
+    checkpointed.sum().backward()
+    assert len(reports) == 3
+    x = [each.detach() for each in (q, k, v, bias)]
+    for call in (
+        lambda: torch.vmap(with_report, (0, 0, 0, None))(*x),
+        lambda: with_report(*(each.to("meta") for each in x)),
+        lambda: torch.fx.experimental.proxy_tensor.make_fx(with_report)(*x),
+    ):
+        with pytest.raises(ValueError, match="gradient_report: expected None on a GPU, under transforms and under"):
+            call()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="gradient_report: expected None in a graph"):
+        torch.compile(with_report, fullgraph=True, backend="aot_eager")(q, k, v, bias)
+    broken = torch.compile(lambda *x: with_report(*x) * 2, backend="aot_eager")(q, k, v, bias)
+    broken.sum().backward()
+    assert len(reports) == 4
+
+
 def test_opcheck():
     function, (q, k, v, bias, extra) = case("t5 of heads")
     features = nprf.orf(D, 16)
-    mask = torch.ones(B, N, dtype=torch.bool)
-    named = _functional.Options(features._identity, "t5:128", True, 2, 1.0, "automatic", False, 0)
+    mask, packing = torch.ones(B, N, dtype=torch.bool), torch.tensor([[0, 5, N], [0, 7, N]])
+    named = _functional.Options(features._identity, "t5:128", True, 2, 1.0, "automatic", False, 0, check_finite=True)
     options, of_graph = named.text(), torch.tensor(int(features._identity))
-    for key_mask, as_tensor, save in (
-        (None, None, True), (mask, None, True), (torch.tensor([N, 5]), None, True), (mask, of_graph, True),
-        (None, None, False), (mask, None, False), (torch.tensor([N, 5]), None, False), (None, of_graph, False),
+    for key_mask, packed, as_tensor, save in (
+        (None, None, None, True), (mask, None, None, True), (torch.tensor([N, 5]), None, None, True),
+        (mask, None, of_graph, True), (None, None, None, False), (mask, None, None, False),
+        (torch.tensor([N, 5]), None, None, False), (None, None, of_graph, False), (None, packing, None, True),
+        (mask, packing[:1], None, False),
     ):  # fmt: skip
         text = options if as_tensor is None else named._replace(features="0").text()
-        arguments = (q, k, v, bias, None, key_mask, as_tensor, text, save)
+        arguments = (q, k, v, bias, None, key_mask, packed, as_tensor, text, save)
         if not save:
             arguments = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in arguments)
         torch.library.opcheck(_functional.attention_op, arguments)
-    y, token = _functional.attention_op(q, k, v, bias, None, None, None, options, True)
-    inputs = [x.detach() for x in (torch.ones_like(y), token, q, k, v, bias)]
-    torch.library.opcheck(_functional.backward_op, (*inputs, None, None, None, options))
-    torch.library.opcheck(_functional.backward_op, (*inputs, None, None, of_graph, text))
+    for packed in (None, packing):
+        y, token = _functional.attention_op(q, k, v, bias, None, None, packed, None, options, True)
+        inputs = [x.detach() for x in (torch.ones_like(y), token, q, k, v, bias)]
+        torch.library.opcheck(_functional.backward_op, (*inputs, None, None, packed, None, options))
+        torch.library.opcheck(_functional.backward_op, (*inputs, None, None, packed, of_graph, text))
 
 
 def test_the_operator_is_left_out_where_it_can_be(monkeypatch):
@@ -201,7 +329,8 @@ def test_the_operator_is_left_out_where_it_can_be(monkeypatch):
     x = [each.detach() for each in inputs]
 
     calls.clear()
-    assert torch.equal(torch.vmap(function, (0, 0, 0, None))(*(each[:, None] for each in x[:3]), x[3])[:, 0], expected[0])
+    mapped = torch.vmap(function, (0, 0, 0, None))(*(each[:, None] for each in x[:3]), x[3])
+    assert torch.equal(mapped[:, 0], expected[0])
     graph = torch.fx.experimental.proxy_tensor.make_fx(function)(*x)
     assert "nprf.attention" in graph.code and torch.equal(graph(*x), expected[0])
     with torch._subclasses.FakeTensorMode() as mode:
@@ -385,22 +514,53 @@ def test_vmap():
         torch.func.vmap(lambda q, bias: nprf.torch.attention(q, q, q, bias, features=nprf.orf(D, 16)))(q, bias)
 
 
-@pytest.mark.parametrize("how", ["jvp", "grad", "vmap of grad", "dual"])
+def derivative(how, function, x):
+    """By ways to differentiate that are not those of torch.autograd."""
+    if how == "jvp":
+        return torch.func.jvp(function, (x,), (x,))[1]
+    if how == "grad":
+        return torch.func.grad(function)(x)
+    if how == "vjp":
+        return torch.func.vjp(function, x)[1](torch.ones(()))[0]
+    if how == "vmap of grad":
+        return torch.func.vmap(torch.func.grad(function))(x.expand(2, H, N, D))
+    with torch.autograd.forward_ad.dual_level():
+        y = function(torch.autograd.forward_ad.make_dual(x, x))
+        return torch.autograd.forward_ad.unpack_dual(y).tangent
+
+
+@pytest.mark.parametrize("how", ["jvp", "grad", "vjp", "vmap of grad", "dual"])
 def test_derivatives_that_are_not_supported_are_refused(how):
-    x = torch.randn(H, N, D)
-    function = lambda x: nprf.torch.attention(x, x, x, features=nprf.orf(D, 16)).sum()  # noqa: E731
-    with pytest.raises(NotImplementedError, match="torch.autograd|reverse-mode"):
-        if how == "jvp":
-            torch.func.jvp(function, (x,), (x,))
-        elif how == "grad":
-            torch.func.grad(function)(x)
-        elif how == "vmap of grad":
-            torch.func.vmap(torch.func.grad(function))(x.expand(2, H, N, D))
-        else:
-            with torch.autograd.forward_ad.dual_level():
-                function(torch.autograd.forward_ad.make_dual(x, x))
-    with torch.autograd.forward_ad.dual_level():  # without tangents
-        assert function(x) == function(x)
+    """In a graph of torch.compile, too."""
+    x, features = torch.randn(H, N, D), nprf.orf(D, 16)
+    function = lambda x: nprf.torch.attention(x, x, x, features=features).sum()  # noqa: E731
+    text = "attention: expected (derivatives by torch.autograd|reverse-mode derivatives)"
+    with pytest.raises(NotImplementedError, match=text):
+        derivative(how, function, x)
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=text):
+        torch.compile(lambda x: derivative(how, function, x), fullgraph=True, backend="aot_eager")(x)
+    with pytest.raises(NotImplementedError, match=text):  # after a break
+        torch.compile(lambda x: derivative(how, function, x), backend="aot_eager")(x)
+    torch._dynamo.reset()
+    with pytest.raises(NotImplementedError, match=text):
+        derivative(how, torch.compile(function, backend="aot_eager"), x)
+
+
+def test_what_is_near_to_derivatives_that_are_not_supported():
+    """Values under dual_level without tangents, and vmap, also in a graph of torch.compile."""
+    x, features = torch.randn(2, H, N, D), nprf.orf(D, 16)
+    function = lambda x: nprf.torch.attention(x, x, x, features=features)  # noqa: E731
+
+    def under_a_level(x):
+        with torch.autograd.forward_ad.dual_level():
+            return function(x)
+
+    torch._dynamo.reset()
+    for each in (under_a_level, torch.func.vmap(function)):
+        assert torch.equal(each(x), function(x))
+        compiled = torch.compile(lambda x: each(x), fullgraph=True, backend="aot_eager")  # noqa: B023
+        assert torch.equal(compiled(x), function(x))
 
 
 def test_other_devices_and_layouts():
@@ -417,6 +577,9 @@ def test_other_devices_and_layouts():
             nprf.torch.attention(*arrays, features=f, **options)
     with pytest.raises(ValueError, match="keys: expected a dense tensor"):
         nprf.torch.attention(x, x.to_sparse(), x, features=f)
+    for name, arrays in (("queries", (x.numpy(), x, x)), ("values", (x, x, x.tolist()))):
+        with pytest.raises(TypeError, match=f"{name}: expected a tensor, got"):
+            nprf.torch.attention(*arrays, features=f)
     mask = torch.zeros(N, requires_grad=True)
     with pytest.raises(ValueError, match="key_padding_mask: expected a mask without requires_grad"):
         nprf.torch.attention(x, x, x, features=f, key_padding_mask=mask)
@@ -549,9 +712,9 @@ def rounding_of_layer(layer, x):
     """How far two computations of a layer may differ by rounding: eps x magnitude x growth.
 
     The magnitude is the largest output that the projections can make of x. The growth is, in halves of eps for each of
-    the two: embed_dim for each of two projections, and what attention loses (rounding of conftest.py), by its own sums and
-    by those of the queries and keys, which add embed_dim to the 2 head_dim of an exponent. The exponents of random features
-    w.x are at most |w|, and so are those of softmax, q.k / sqrt(d), of the norms of queries and keys.
+    the two: embed_dim for each of two projections, and what attention loses (rounding of conftest.py), by its own sums
+    and by those of the queries and keys, which add embed_dim to the 2 head_dim of an exponent. The exponents of random
+    features w.x are at most |w|, and so are those of softmax, q.k / sqrt(d), of the norms of queries and keys.
     """
     d, n = layer.embed_dim, x.shape[1]
     with torch.no_grad():
@@ -718,6 +881,90 @@ def test_export_is_refused():
         torch.export.export(layer, (torch.randn(2, 12, 16),))
 
 
+def maps_with_constants():
+    """Two of each kind."""
+    rng = np.random.default_rng(3)
+    q, k, v = rng.standard_normal((3, 2, 3, 60, 8)) * np.linspace(0.3, 1, 8)
+    centrings = [nprf.balance(q[i, 0], k[i, 0]).centring for i in range(2)]
+    rows = [np.asarray(rng.standard_normal((5, 8)), dtype) for dtype in (np.float32, np.float64)]
+    return {
+        "calibrated": [nprf.calibrate(q[i, 0], k[i, 0], v[i, 0], num_features=9).features for i in range(2)],
+        "calibrated heads": [nprf.calibrate(q[i], k[i], v[i], num_features=9).features for i in range(2)],
+        "projected": [nprf.ProjectedFeatures(kind, x) for kind, x in zip(("positive", "hyperbolic"), rows)],
+        "centred": [nprf.CentredFeatures(nprf.taylor(8, i), c) for i, c in enumerate(centrings)],
+        "centred random": [
+            nprf.CentredFeatures(nprf.orf(8, 4, seed=2**64 - 1 - i), c) for i, c in enumerate(centrings)
+        ],
+        "heads": [nprf.HeadFeatures([nprf.orf(8, 8, seed) for seed in range(i, i + 3)]) for i in range(2)],
+        "tilted": [nprf.RandomFeatures("positive", 8, 6, seed=i, tilt=nprf.oprf_tilt(8, 1.0 + i)) for i in range(2)],
+    }
+
+
+@pytest.mark.parametrize("name", maps_with_constants())
+def test_a_state_dict_has_the_constants_of_the_feature_map(name):
+    one, other = maps_with_constants()[name]
+    layer, fresh = (nprf.torch.Attention(24, 3, features=each, near=4, position="t5") for each in (one, other))
+    x, file = torch.randn(2, 12, 24), io.BytesIO()
+    y = layer(x)[0]
+    assert layer.state_dict()["features_constants"].dtype == torch.uint8
+    torch.save(layer.state_dict(), file)
+    file.seek(0)
+    assert not torch.equal(fresh(x)[0], y)
+    compiled = torch.compile(fresh, fullgraph=True, backend="aot_eager")
+    compiled(x)
+    fresh.load_state_dict(torch.load(file, weights_only=True))
+    assert fresh.features == one and torch.equal(fresh(x)[0], y) and torch.equal(compiled(x)[0], y)
+    if name in ("heads", "tilted", "centred random"):
+        layer.redraw()
+        fresh.load_state_dict(layer.state_dict())
+        assert fresh.features == layer.features != one
+    # a state dict of a layer around it, and one of an older version, without them
+    model = torch.nn.Sequential(fresh)
+    model.load_state_dict(torch.nn.Sequential(nprf.torch.Attention(24, 3, features=one, position="t5")).state_dict())
+    assert fresh.features == one
+    state = layer.state_dict()
+    del state["features_constants"]
+    kept = nprf.torch.Attention(24, 3, features=one, position="t5")
+    kept.load_state_dict(state)
+    assert kept.features == one or name == "tilted"  # which has the seed of the state dict
+
+
+def test_constants_that_do_not_fit():
+    layer = nprf.torch.Attention(24, 3)
+    assert set(layer.state_dict()) == set(torch.nn.MultiheadAttention(24, 3).state_dict())
+    wide = nprf.torch.Attention(24, 2, features=nprf.ProjectedFeatures("positive", np.eye(12)))
+    before = layer.features
+    with pytest.raises(RuntimeError, match="features: expected a map of vectors of 8 numbers, got ProjectedFeatures"):
+        layer.load_state_dict(wide.state_dict())
+    state = layer.state_dict()
+    for text in (b"", b"nonsense", b'{"class": "system"}', b'{"class": "Tilt", "axes": 3, "a": 2}', b"[]"):
+        state["features_constants"] = torch.tensor(list(text), dtype=torch.uint8)
+        with pytest.raises(RuntimeError, match="features_constants: expected"):
+            layer.load_state_dict(state)
+    assert layer.features is before
+
+
+def test_options_of_a_call_of_a_layer():
+    layer = nprf.torch.Attention(24, 3, position="t5", features="orf", near=0, causal=True)
+    x, reports = torch.randn(1, 12, 24), []
+    y, report = layer(x, report=True, softmax_samples=5, gradient_report=reports.append)
+    assert report.compared_rows == 3 * 5 and report.softmax_error > 0
+    y.sum().backward()
+    assert isinstance(reports[0], nprf.GradientReport)
+    packed, _ = layer(x, cumulative_lengths=[0, 5, 12])
+    for rows in (slice(0, 5), slice(5, 12)):
+        torch.testing.assert_close(packed[:, rows], layer(x[:, rows])[0])
+    assert torch.equal(layer(x[0], cumulative_lengths=[0, 5, 12])[0], packed[0])
+    padded, _ = layer(x, lengths=[7])
+    assert torch.equal(padded, layer(x, key_padding_mask=torch.arange(12)[None] >= 7)[0])
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x, cumulative_lengths=torch.tensor([0, 5, 12]))[0], packed)
+    with pytest.raises(ValueError, match="expected finite numbers"):
+        layer(x * torch.nan, check_finite=True)
+    with pytest.raises(ValueError, match="nested tensor only for self-attention without masks and options of a call"):
+        layer(torch.nested.as_nested_tensor([x[0], x[0, :5]]), check_finite=True)
+
+
 def test_redraw_of_maps_without_a_seed_of_their_own():
     maps = nprf.HeadFeatures([nprf.orf(8, 8, seed) for seed in range(3)])
     layer = nprf.torch.Attention(24, 3, features=maps)
@@ -731,8 +978,8 @@ def test_redraw_of_maps_without_a_seed_of_their_own():
 def test_a_layer_learns():
     """To attend three tokens back, by its bias.
 
-    Of independent tokens of variance 1, weights w explain w_3^2 / sum_j w_j^2 of the variance of the third last one: with
-    less than half left, it has more weight than all others together.
+    Of independent tokens of variance 1, weights w explain w_3^2 / sum_j w_j^2 of the variance of the third last one:
+    with less than half left, it has more weight than all others together.
     """
     layer = nprf.torch.Attention(16, 2, position="table", reach=6, near=0, features="orf", num_features=32)
     optimizer = torch.optim.Adam(layer.parameters(), 0.03)

@@ -37,7 +37,8 @@ def replaced(model, causal=False):
 
 
 def assert_equal_outputs(theirs, ours, *inputs, where=None, **masks):
-    """ours(inputs) is as near to theirs in double as theirs in float is, up to a factor of ten: a fault is much larger."""
+    """ours(inputs) is as near to theirs in double as theirs in float is, up to a factor of ten: a fault is much
+    larger."""
     in_double = [x.double() for x in inputs]
     with torch.no_grad():
         exact = copy.deepcopy(theirs).double()(*in_double, **masks)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Feature maps, positions and options are values."""
 
+import copy
 import importlib.metadata
 import pickle
 import re
@@ -72,6 +73,47 @@ def test_values_are_not_changed_by_their_arguments():
     assert position.b[0] == 0
     with pytest.raises(ValueError, match="read-only"):
         position.b[0] = 1
+
+
+def test_values_are_immutable():
+    for x in values():
+        for name in (*x._arguments, "a_new_attribute"):
+            with pytest.raises(AttributeError, match=f"{name}: expected no change of a {type(x).__name__}"):
+                setattr(x, name, 3)
+            with pytest.raises(AttributeError, match=f"{name}: expected no change of a {type(x).__name__}"):
+                delattr(x, name)
+
+
+def reports():
+    """Reports of a call and of its backward, each with another one, and its fields."""
+    q = np.random.default_rng(2).standard_normal((2, 9, 8))
+    attention = nprf.Attention(nprf.orf(8, 16), nprf.Alibi(0.25))
+    y, saved, report = attention.forward(q, q, q, report=True)  # without softmax_samples the error is NaN
+    _, other = attention(q, q, q, report=True, softmax_samples=4)
+    fewer, saved_of_fewer = attention.forward(*(q[:, :5],) * 3)
+    one = attention.backward(saved, y).report, attention.backward(saved_of_fewer, fewer).report
+    call = "engine repaired_rows indefinite_rows empty_rows failing_rows error_bound compared_rows softmax_error"
+    backward = "engine recomputed_queries recomputed_keys recomputed_lags error_bound"
+    return [(report, other, f"{call} workspace_bytes".split()), (*one, f"{backward} workspace_bytes".split())]
+
+
+def test_reports_are_values():
+    for report, other, fields in reports():
+        for each in (report, other):
+            for again in (pickle.loads(pickle.dumps(each)), copy.deepcopy(each)):
+                assert again == each and hash(again) == hash(each) and repr(again) == repr(each)
+            made = type(each)(**{name: getattr(each, name) for name in fields})
+            assert made == each and repr(each).count("=") == len(fields)
+        assert report != other and report != repr(report) and not report == 3
+        assert all(getattr(type(report), name).__doc__ for name in fields)
+        for name in fields:
+            changed = {each: getattr(report, each) for each in fields}
+            changed[name] = "grid" if name == "engine" else 77
+            assert type(report)(**changed) != report
+            with pytest.raises(AttributeError):
+                setattr(report, name, changed[name])
+        with pytest.raises(ValueError, match="engine: expected automatic"):
+            type(report)(**{**changed, "engine": "fast"})
 
 
 def test_random_features_are_those_of_every_machine():
@@ -156,6 +198,10 @@ def test_balance():
     assert (np.diff(variances) <= 0).all()
     inverse = np.abs(c.query_axes.T @ c.key_axes - np.eye(8)).max()
     assert inverse <= 8 * eps * np.linalg.cond(c.query_axes)
+    found = nprf.balance(q, k)
+    assert pickle.loads(pickle.dumps(found)) == found == nprf.balance(q, k)
+    assert found != nprf.balance(q, k, shrinkage=1e-9) and found != found._replace(variances=2 * variances)
+    assert found != tuple(found)
 
 
 @pytest.mark.parametrize("make", [nprf.taylor, lambda d: nprf.hyperbolic(d, 32), lambda d: nprf.orf(d, 32)])

@@ -42,17 +42,19 @@ def _is_on_gpu(layer: Attention) -> bool:
 
 
 class LayerDecoder:
-    """The rows of a causal layer for tokens that arrive in pieces, as a language model generates them, without gradients:
+    """The rows of a causal layer for tokens that arrive in pieces, as a language model generates them, without
+    gradients:
 
     >>> decoder = layer.decoder(batch=2, rollback=4)
     >>> y = decoder(prompt)     # [batch, tokens, embed_dim], as layer(prompt)[0]
     >>> y = decoder(token)      # [batch, 1, embed_dim], or a few: the rows that the layer has for the whole sequence
 
-    state: the nprf.Decoder, or for a layer on a GPU the GpuDecoder, with rollback, reorder, fork and reset. The decoder uses
-    the layer's projections as they are at a call, and the biases and the feature map as they were when it was made; on a GPU
-    the rows of a prompt use the biases and the feature map as they are at the call. A prompt is what a decoder without
-    tokens gets; on a GPU it does not see tokens that replays of a graph have appended. ValueError for a layer that is not
-    causal or that has a grid, TypeError unless its parameters are float32 or float64, on a GPU float32, float16 or bfloat16.
+    state: the nprf.Decoder, or for a layer on a GPU the GpuDecoder, with rollback, reorder, fork and reset. The decoder
+    uses the layer's projections as they are at a call, and the biases and the feature map as they were when it was
+    made; on a GPU the rows of a prompt use the biases and the feature map as they are at the call. A prompt is what a
+    decoder without tokens gets; on a GPU it does not see tokens that replays of a graph have appended. ValueError for a
+    layer that is not causal or that has a grid, TypeError unless its parameters are float32 or float64, on a GPU
+    float32, float16 or bfloat16.
     """
 
     state: Any
@@ -86,7 +88,8 @@ class LayerDecoder:
 
     @torch.no_grad()
     def __call__(self, x: Tensor, lengths: Optional[Sequence[int]] = None) -> Tensor:
-        """Appends the tokens x [batch, tokens, embed_dim], of sequence b the first lengths[b], and returns their rows."""
+        """Appends the tokens x [batch, tokens, embed_dim], of sequence b the first lengths[b], and returns their
+        rows."""
         if x.dim() != 3 or x.shape[2] != self.layer.embed_dim:
             raise ValueError(f"x: expected [batch, tokens, {self.layer.embed_dim}], got {list(x.shape)}")
         q, k, v = (each.to(self._dtype) for each in self.layer._project(x, x, x))  # under autocast they are halves
@@ -107,7 +110,7 @@ class LayerDecoder:
         keys, values = k.transpose(1, 2), v.transpose(1, 2)
         if state._has_tokens:
             return state.step(q.transpose(1, 2), keys, values, lengths).transpose(1, 2)
-        y = self.layer._attend(q, k, v)  # first, so that an error changes nothing
+        y, _ = self.layer._attend(q, k, v)  # first, so that an error changes nothing
         state.append(keys, values, lengths)
         if lengths is None:
             return y

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""The operators nprf::attention and nprf::attention_backward, and the function that calls them. For plain tensors it calls
-what they compute, since PyTorch adds 95 us to forward and backward by operators (an Intel Xeon). Tensors on a GPU go to
-_gpu.py.
+"""The operators nprf::attention and nprf::attention_backward, and the function that calls them. For plain tensors it
+calls what they compute, since PyTorch adds 95 us to forward and backward by operators (an Intel Xeon). Tensors on a GPU
+go to _gpu.py.
 
-The operators' arguments that are not tensors are one string, so that a graph can hold them (and since PyTorch takes 2 us
-for each argument); a feature map is the integer under which it is registered, in this string, or as a tensor. key_mask is bool [batch, n_k], False is
-padding, or lengths, int64 [batch], on the CPU or on a GPU. forward returns y and a `token`, a tensor of one byte whose
-storage is a part of what the C++ forward saved. It lives as long as autograd or a compiled graph keeps that tensor. If a
-hook has copied the tensor, there is nothing at its address, and backward computes forward again. The report of a call is
-left where its thread finds it.
+The operators' arguments that are not tensors are one string, so that a graph can hold them (and since PyTorch takes 2
+us for each argument); a feature map is the integer under which it is registered, in this string, or as a tensor.
+key_mask is bool [batch, n_k], False is padding, or lengths, int64 [batch], on the CPU or on a GPU. packing is int64 [1
+or 2, sequences + 1], the cumulative lengths of packed sequences, and those of their keys if they differ. forward
+returns y and a `token`, a tensor of one byte whose storage is a part of what the C++ forward saved. It lives as long as
+autograd or a compiled graph keeps that tensor. If a hook has copied the tensor, there is nothing at its address, and
+backward computes forward again. The report of a call is left where its thread finds it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Optional, TypedDict, Union, overload
 
 import torch
@@ -29,14 +31,14 @@ from .._native import Native, core, float32, float64
 from .._value import index_of
 from ..features import Features, FeaturesLike, by_identity, features_of
 from . import _gpu
-from ._integers import Integers, per_sequence
+from ._integers import Integers, check_integers, per_sequence
 from ._masks import padding_of
 from ._options import Options, Position, attention_of, options_of, position_name
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from .._core import Report
+    from .._core import GradientReport, Report
 
 _natives = {torch.float32: float32, torch.float64: float64}
 _halves = (torch.float16, torch.bfloat16)
@@ -45,28 +47,35 @@ _saved: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _calls: dict[Any, Any] = {}
 _of_thread = threading.local()
 
+ReportGradients = Callable[["GradientReport"], Any]
 
-def _call_of(key_mask: Optional[Tensor], options: Options) -> Any:
-    key = (options.tokens_first, options.offset, options.tolerance, torch.get_num_threads())
 
-    def made(mask: Any, lengths: list[int]) -> Any:
-        tokens_first, offset, tolerance, threads = key
-        return core.Call(mask, lengths, [], [], offset, tolerance, 0, 0, False, tokens_first, threads)
+def _call_of(key_mask: Optional[Tensor], packing: Optional[Tensor], options: Options) -> Any:
+    def made(mask: Any, lengths: list[int], packed: list[list[int]]) -> Any:
+        return core.Call(
+            mask, lengths, packed[0] if packed else [], packed[1] if len(packed) > 1 else [], options.offset,
+            options.tolerance, options.softmax_samples, options.softmax_seed, options.check_finite,
+            options.tokens_first, torch.get_num_threads(),
+        )  # fmt: skip
 
+    packed = [] if packing is None else packing.tolist()
     if key_mask is not None:
         if key_mask.dtype != torch.bool:
-            return made(None, key_mask.tolist())
-        return made(to_dlpack(key_mask.contiguous()), [])
+            return made(None, key_mask.tolist(), packed)
+        return made(to_dlpack(key_mask.contiguous()), [], packed)
+    if packed:
+        return made(None, [], packed)
+    key = (options, torch.get_num_threads())
     call = _calls.get(key)
     if call is None:
         if len(_calls) > 1000:
             _calls.clear()
-        call = _calls[key] = made(None, [])
+        call = _calls[key] = made(None, [], [])
     return call
 
 
 def _native_of(q: Tensor) -> Native:
-    if q.device.type != "cpu":
+    if not q.is_cpu:
         raise ValueError(f"queries: expected a tensor on the CPU, got one on {q.device}")
     native = _natives.get(q.dtype)
     if native is None:
@@ -82,14 +91,21 @@ class Arguments(NamedTuple):
     v: Tensor
     bias: Optional[Tensor]
     extra: Optional[Tensor]
-    key_mask: Optional[Tensor]
+    key_mask: Optional[Tensor] = None
+    packing: Optional[Tensor] = None
+
+
+def _empty_like(x: Tensor) -> Tensor:
+    """Contiguous; faster than x.new_empty(x.shape)."""
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def _forward(x: Arguments, options: Options, save: bool) -> tuple[Tensor, Any]:
     native = _native_of(x.q)
     attention = attention_of(native, x.bias, x.extra, options)
-    call = _call_of(x.key_mask, options)
-    y = x.q.new_empty((*x.q.shape[:-1], x.v.shape[-1]))
+    call = _call_of(x.key_mask, x.packing, options)
+    q, d_v = x.q, x.v.shape[-1]
+    y = _empty_like(q) if q.shape[-1] == d_v else q.new_empty((*q.shape[:-1], d_v))
     arrays = (to_dlpack(x.q), to_dlpack(x.k), to_dlpack(x.v), to_dlpack(y))
     if not save:
         _of_thread.report = attention(*arrays, call)
@@ -99,8 +115,8 @@ def _forward(x: Arguments, options: Options, save: bool) -> tuple[Tensor, Any]:
 
 
 def _forward_and_token(x: Arguments, options: Options, save: bool) -> tuple[Tensor, Tensor]:
-    if x.q.device.type == "cuda":
-        y = _gpu.forward(*x, options)
+    if x.q.is_cuda:
+        y = _gpu.forward(*x[:6], options)
         return y, torch.empty(1 if save else 0, dtype=torch.uint8, device=x.q.device)
     y, saved = _forward(x, options, save)
     if saved is None:
@@ -123,11 +139,13 @@ def attention_op(
     bias: Optional[Tensor],
     extra: Optional[Tensor],
     key_mask: Optional[Tensor],
+    packing: Optional[Tensor],
     features: Optional[Tensor],
     options: str,
     save: bool,
 ) -> tuple[Tensor, Tensor]:
-    return _forward_and_token(Arguments(q, k, v, bias, extra, key_mask), _with_features(options, features), save)
+    x = Arguments(q, k, v, bias, extra, key_mask, packing)
+    return _forward_and_token(x, _with_features(options, features), save)
 
 
 @attention_op.register_fake
@@ -138,6 +156,7 @@ def _(
     bias: Optional[Tensor],
     extra: Optional[Tensor],
     key_mask: Optional[Tensor],
+    packing: Optional[Tensor],
     features: Optional[Tensor],
     options: str,
     save: bool,
@@ -148,24 +167,24 @@ def _(
 
 def _gradients(
     dy: Tensor, token: Tensor, x: Arguments, options: Options
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Of q, k, v, bias and extra; empty ones for None."""
-    q, k, v, bias, extra, _ = x
+) -> tuple[Tensor, Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:
+    """Of q, k, v, bias and extra."""
+    q, k, v, bias, extra, *_ = x
     dims = options.bias_dims()
-    if q.device.type == "cuda":
-        dq, dk, dv, dparameters = _gpu.backward(dy, *x, options)
+    if q.is_cuda:
+        dq, dk, dv, dparameters = _gpu.backward(dy, *x[:6], options)
         dbias, dextra = _split(dparameters, bias, extra)
         return dq, dk, dv, _like(dbias, bias, dims), _like(dextra, extra, 2)
     saved = _saved.get(token.data_ptr())
     if saved is None:
         saved = _forward(x, options, True)[1]
-    dq, dk, dv = (each.new_empty(each.shape) for each in (q, k, v))
-    by_head, extra_by_head, _ = saved.backward(
-        to_dlpack(dy), to_dlpack(dq), to_dlpack(dk), to_dlpack(dv), _call_of(None, options)
+    dq, dk, dv = _empty_like(q), _empty_like(k), _empty_like(v)
+    by_head, extra_by_head, _of_thread.gradient_report = saved.backward(
+        to_dlpack(dy), to_dlpack(dq), to_dlpack(dk), to_dlpack(dv), _call_of(None, None, options)
     )
-    of_bias = None if bias is None else torch.from_numpy(by_head)
-    of_extra = None if extra is None else torch.from_numpy(extra_by_head)
-    return dq, dk, dv, _like(of_bias, bias, dims), _like(of_extra, extra, 2)
+    of_bias = None if bias is None else _like(torch.from_numpy(by_head), bias, dims)
+    of_extra = None if extra is None else _like(torch.from_numpy(extra_by_head), extra, 2)
+    return dq, dk, dv, of_bias, of_extra
 
 
 def _split(
@@ -178,14 +197,14 @@ def _split(
     return dparameters[:, :table], dparameters[:, table:]
 
 
-def _like(by_head: Optional[Tensor], x: Optional[Tensor], dims: int) -> Tensor:
-    """The gradient of `x` from that of each head [heads, p]; empty without x."""
+def _like(by_head: Optional[Tensor], x: Optional[Tensor], dims: int) -> Optional[Tensor]:
+    """The gradient of `x` from that of each head [heads, p]; None without x."""
     if x is None or by_head is None:
-        return torch.empty(0)
+        return None
     if by_head.shape[0] == 0:  # no heads
         return torch.zeros_like(x)
     rows = by_head if x.dim() > dims and x.shape[0] > 1 else by_head.sum(0)
-    return rows.reshape(x.shape)
+    return rows if rows.shape == x.shape else rows.reshape(x.shape)
 
 
 @torch.library.custom_op("nprf::attention_backward", mutates_args=())
@@ -198,10 +217,15 @@ def backward_op(
     bias: Optional[Tensor],
     extra: Optional[Tensor],
     key_mask: Optional[Tensor],
+    packing: Optional[Tensor],
     features: Optional[Tensor],
     options: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return _gradients(dy, token, Arguments(q, k, v, bias, extra, key_mask), _with_features(options, features))
+    """Empty gradients of tensors that are None."""
+    x = Arguments(q, k, v, bias, extra, key_mask, packing)
+    dq, dk, dv, *of_parameters = _gradients(dy, token, x, _with_features(options, features))
+    dbias, dextra = (torch.empty(0) if each is None else each for each in of_parameters)
+    return dq, dk, dv, dbias, dextra
 
 
 @backward_op.register_fake
@@ -214,6 +238,7 @@ def _(
     bias: Optional[Tensor],
     extra: Optional[Tensor],
     key_mask: Optional[Tensor],
+    packing: Optional[Tensor],
     features: Optional[Tensor],
     options: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -223,14 +248,21 @@ def _(
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), like(bias), like(extra)
 
 
-def _is_plain(*tensors: Optional[Tensor]) -> bool:
-    """Whether PyTorch has nothing to do for a call on these tensors but autograd: they have numbers, which are in memory as
-    they are, and are not of a subclass; no graph is made, and no transform of torch.func and no mode is active."""
+_types = (Tensor, torch.nn.Parameter)
+
+
+def _is_plain(q: Tensor, *others: Optional[Tensor]) -> bool:
+    """Whether PyTorch has nothing to do for a call on these tensors but autograd: they have numbers, which are in
+    memory as they are, dense and on one device, and are not of a subclass; no graph is made, and no transform of
+    torch.func and no mode is active."""
+    if type(q) not in _types or q.is_meta:
+        return False
+    device, strided = q.device, torch.strided
+    for x in (q, *others):
+        if x is not None and (type(x) not in _types or x.device != device or x.layout is not strided or x.is_neg()):
+            return False
     return (
         not torch.compiler.is_compiling()
-        and all(
-            x is None or (type(x) in (Tensor, torch.nn.Parameter) and not x.is_meta and not x.is_neg()) for x in tensors
-        )
         and not torch._C._are_functorch_transforms_active()
         and torch._C._len_torch_dispatch_stack() == 0
         and torch._C._len_torch_function_stack() == 0
@@ -245,18 +277,22 @@ def _save(ctx: Any, token: Tensor, x: Arguments, features: Optional[Tensor], opt
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, dy: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
+def _backward(ctx: Any, dy: Optional[Tensor], report: Optional[ReportGradients]) -> tuple[Optional[Tensor], ...]:
     """Of q, k, v, bias and extra."""
     if dy is None:
         return (None,) * 5
     token, features, *tensors = ctx.saved_tensors
     x = Arguments(*tensors)
+    _of_thread.gradient_report = None
+    gradients: tuple[Optional[Tensor], ...]
     # with create_graph=True call the operator, which raises if a second derivative is computed
     if features is None and not torch.is_grad_enabled() and _is_plain(dy, *x):
         gradients = _gradients(dy, token, x, ctx.options)
     else:
         gradients = backward_op(dy, token, *x, features, ctx.options.text())
-    return tuple(g if ctx.needs_input_grad[i] else None for i, g in enumerate(gradients))
+    if report is not None and _of_thread.gradient_report is not None:
+        report(_of_thread.gradient_report)
+    return tuple(g if needed else None for g, needed in zip(gradients, ctx.needs_input_grad))
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -265,7 +301,7 @@ def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _backward_of_op(ctx: Any, dy: Optional[Tensor], _: Any) -> tuple[Any, ...]:
-    return (*_backward(ctx, dy), None, None, None, None)
+    return (*_backward(ctx, dy, None), *(None,) * 5)
 
 
 attention_op.register_autograd(_backward_of_op, setup_context=_setup_context)
@@ -276,7 +312,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
-        *tensors, options = inputs
+        *tensors, options, ctx.gradient_report = inputs
         x = Arguments(*tensors)
         y, token = _forward_and_token(x, options, True)
         _save(ctx, token, x, None, options)
@@ -284,45 +320,48 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Optional[Tensor]) -> tuple[Any, ...]:
-        return (*_backward(ctx, dy), None, None)
-
-
-def _attend(x: Arguments, options: Options, save: bool) -> Tensor:
-    """attention_op of plain tensors (_is_plain)."""
-    y: Tensor = _Attention.apply(*x, options) if save else _forward_and_token(x, options, False)[0]
-    return y
-
-
-@functools.cache
-def _untraced_attend() -> Any:
-    """After a break of a graph dynamo would try to trace _attend. Made in the first call, since it imports dynamo."""
-    return torch.compiler.disable(_attend)
+        return (*_backward(ctx, dy, ctx.gradient_report), *(None,) * 4)
 
 
 def _check_tensors(q: Tensor, **others: Optional[Tensor]) -> None:
-    """ValueError for tensors that are not on the queries' device, and for sparse ones."""
+    """TypeError for other than tensors, ValueError for those that are not on the queries' device, and for sparse
+    ones."""
     for name, x in (("queries", q), *others.items()):
         if x is None:
             continue
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
         if x.device != q.device:
             raise ValueError(f"{name}: expected a tensor on {q.device}, as the queries, got one on {x.device}")
         if x.layout != torch.strided:
             raise ValueError(f"{name}: expected a dense tensor, got one of layout {x.layout}")
 
 
+def _has_derivatives_of_func() -> bool:
+    """Whether a transform of torch.func that differentiates is active, also while dynamo traces a call in it."""
+    if not torch._C._are_functorch_transforms_active():
+        return False
+    differentiates = (TransformType.Grad, TransformType.Jvp)
+    return any(each.key() in differentiates for each in torch._C._functorch.get_interpreter_stack() or ())
+
+
+# dynamo calls it and takes the result as a constant: torch.compiler.assume_constant_result, which would import dynamo
+_has_derivatives_of_func._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def _check_derivatives(*tensors: Optional[Tensor]) -> None:
-    """NotImplementedError for ways to differentiate that PyTorch's operators of Python do not support: it would return 0,
-    or an error that does not name them."""
-    if forward_ad._current_level >= 0 and any(
-        x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors
-    ):
-        raise NotImplementedError("attention: expected reverse-mode derivatives, got a call of torch.func.jvp or forward_ad")
-    if torch._C._are_functorch_transforms_active():
-        for each in torch._C._functorch.get_interpreter_stack() or ():
-            if each.key() in (TransformType.Grad, TransformType.Jvp):
+    """NotImplementedError for ways to differentiate that PyTorch's operators of Python do not support: it would return
+    0, or an error that does not name them."""
+    if forward_ad._current_level >= 0:
+        for x in tensors:
+            if x is not None and forward_ad.unpack_dual(x).tangent is not None:
                 raise NotImplementedError(
-                    "attention: expected derivatives by torch.autograd (backward, grad), got a call of torch.func"
+                    "attention: expected reverse-mode derivatives, got a call of torch.func.jvp or forward_ad"
                 )
+    if _has_derivatives_of_func():
+        raise NotImplementedError(
+            "attention: expected derivatives by torch.autograd (backward, grad), got a call of torch.func"
+        )
 
 
 def _of_type(x: Tensor, name: str, dtype: torch.dtype) -> Tensor:
@@ -340,8 +379,8 @@ def _(info: Any, dims: Any, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> An
     for name, of, dim in zip(("bias", "extra"), others, dims[3:]):
         if dim is not None and of is not None:
             raise NotImplementedError(f"{name}: expected a tensor that vmap does not map, got one that it does")
-    if others[2] is not None:
-        raise NotImplementedError("key_padding_mask and lengths: expected none under vmap, got one")
+    if others[2] is not None or others[3] is not None:
+        raise NotImplementedError("key_padding_mask, lengths and cumulative_lengths: expected none under vmap, got one")
 
     def in_batch(x: Tensor, dim: Optional[int]) -> Tensor:
         x = x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
@@ -376,6 +415,168 @@ def _key_mask(
     return None if lengths is None else per_sequence("lengths", lengths, batch).to(torch.int64)
 
 
+def _packing(cumulative: Optional[Integers], of_keys: Optional[Integers]) -> Optional[Tensor]:
+    """The operators' packing of cumulative lengths [sequences + 1], and those of keys; None without. ValueError for
+    other shapes and for those of keys alone, TypeError for other types."""
+    if cumulative is None:
+        if of_keys is not None:
+            raise ValueError("key_cumulative_lengths: expected none without cumulative_lengths, got some")
+        return None
+    rows = [check_integers("cumulative_lengths", cumulative)]
+    if of_keys is not None:
+        rows.append(check_integers("key_cumulative_lengths", of_keys))
+    for name, x in zip(("cumulative_lengths", "key_cumulative_lengths"), rows):
+        if x.dim() != 1 or x.shape != rows[0].shape:
+            expected = "[sequences + 1]" if x is rows[0] else f"{list(rows[0].shape)} (as cumulative_lengths)"
+            raise ValueError(f"{name}: expected {expected}, got the shape {list(x.shape)}")
+    return torch.stack([x.to(torch.int64) for x in rows])
+
+
+def _needs_gradients(x: Arguments) -> bool:
+    return torch.is_grad_enabled() and (
+        x.q.requires_grad
+        or x.k.requires_grad
+        or x.v.requires_grad
+        or (x.bias is not None and x.bias.requires_grad)
+        or (x.extra is not None and x.extra.requires_grad)
+    )
+
+
+def _check_options_on_gpu(options: Options, packing: Optional[Tensor]) -> None:
+    """ValueError for what the plans do not have."""
+    if options.tolerance != 0:
+        raise ValueError(f"tolerance: expected 0 on a GPU, got {options.tolerance}")
+    if options.check_finite:
+        raise ValueError("check_finite: expected False on a GPU, got True")
+    if packing is not None:
+        raise ValueError("cumulative_lengths: expected None on a GPU, got some")
+
+
+class _Call(NamedTuple):
+    """The arguments of attention()."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Optional[Tensor]
+    extra: Optional[Tensor]
+    padding: Optional[Tensor]
+    lengths: Optional[Integers]
+    cumulative_lengths: Optional[Integers]
+    key_cumulative_lengths: Optional[Integers]
+    options: tuple[Any, ...]  # those of Options, as the caller gave them
+    report: bool
+    gradient_report: Optional[ReportGradients]
+
+    def check_tensors(self) -> None:
+        _check_tensors(
+            self.q, keys=self.k, values=self.v, bias=self.bias, extra=self.extra, key_padding_mask=self.padding
+        )
+
+    def check_derivatives(self) -> None:
+        _check_derivatives(self.q, self.k, self.v, self.bias, self.extra)
+
+    def arguments(self, options: Options) -> Arguments:
+        """The tensors of the operators, in the types in which the call is computed."""
+        q, k, v, bias, extra = self[:5]
+        packing = _packing(self.cumulative_lengths, self.key_cumulative_lengths)
+        if q.is_cuda:
+            _check_options_on_gpu(options, packing)
+        key_mask = _key_mask(self.padding, self.lengths, k, options.tokens_first)
+        of_parameters = torch.float32 if q.dtype in _halves else q.dtype
+        if q.dtype in _halves and not q.is_cuda:
+            q = q.float()
+        k, v = _of_type(k, "keys", q.dtype), _of_type(v, "values", q.dtype)
+        bias = bias if bias is None else _of_type(bias, "bias", of_parameters)
+        extra = extra if extra is None else _of_type(extra, "extra", of_parameters)
+        return Arguments(q, k, v, bias, extra, key_mask, packing)
+
+
+def _attend_in_a_graph(call: _Call, features: Features) -> Tensor:
+    """attention() that dynamo traces: one operator."""
+    if getattr(torch.compiler, "is_exporting", bool)():
+        raise NotImplementedError(
+            "attention: torch.export is not supported: a program that it stores has no feature map"
+        )
+    if call.report:
+        raise ValueError("report: expected False in a graph of torch.compile and on a GPU, got True")
+    if call.gradient_report is not None:
+        raise ValueError("gradient_report: expected None in a graph of torch.compile and on a GPU, got a function")
+    call.check_tensors()
+    call.check_derivatives()
+    # a layer's map is a tensor in a graph, so that layers share one; on a GPU a tensor on the CPU would rule out CUDA
+    # graphs
+    of_graph = None if call.q.is_cuda else getattr(features, "_of_graph", None)
+    options = Options(features._identity if of_graph is None else "0", *call.options)
+    x = call.arguments(options)
+    y: Tensor = attention_op(*x, of_graph, options.text(), _needs_gradients(x))[0]
+    return y if y.dtype == call.q.dtype else y.to(call.q.dtype)
+
+
+_known_options = functools.lru_cache(maxsize=1024)(Options)  # calls with the same ones make them once
+
+
+def _checked_options(
+    features: Features,
+    position: str,
+    causal: bool,
+    near: int,
+    radius: float,
+    engine: str,
+    tokens_first: bool,
+    offset: int,
+    tolerance: float,
+    sinks: int,
+    softmax_samples: int,
+    softmax_seed: int,
+    check_finite: bool,
+) -> Options:
+    """TypeError for numbers that are not integers."""
+    return _known_options(
+        features._identity, position, bool(causal), index_of(near, "near"), radius, engine, tokens_first,
+        index_of(offset, "offset"), float(tolerance), index_of(sinks, "sinks"),
+        index_of(softmax_samples, "softmax_samples"), index_of(softmax_seed, "softmax_seed"), bool(check_finite),
+    )  # fmt: skip
+
+
+def _attend(call: _Call, features: Features) -> Union[Tensor, tuple[Tensor, Report]]:
+    """attention() outside of graphs."""
+    q = call.q
+    is_plain = _is_plain(q, call.k, call.v, call.bias, call.extra, call.padding)
+    if not is_plain:
+        call.check_tensors()
+    if not is_plain or forward_ad._current_level >= 0:
+        call.check_derivatives()
+    if call.report and q.is_cuda:
+        raise ValueError("report: expected False in a graph of torch.compile and on a GPU, got True")
+    if call.gradient_report is not None and (q.is_cuda or not is_plain):
+        raise ValueError("gradient_report: expected None on a GPU, under transforms and under modes, got a function")
+    options = _checked_options(features, *call.options)
+    x = call.arguments(options)
+    save = _needs_gradients(x)
+    if call.report:
+        _of_thread.report = None
+    y: Tensor
+    if not is_plain:
+        y = attention_op(*x, None, options.text(), save)[0]
+    elif save:
+        y = _Attention.apply(*x, options, call.gradient_report)
+    else:
+        y = _forward_and_token(x, options, False)[0]
+    y = y if y.dtype == q.dtype else y.to(q.dtype)
+    if not call.report:
+        return y
+    if _of_thread.report is None:
+        raise ValueError("report: expected False for tensors without numbers (meta and fake ones), got True")
+    return y, _of_thread.report
+
+
+@functools.cache
+def _untraced_attend() -> Any:
+    """After a break of a graph dynamo would try to trace _attend. Made in the first call, since it imports dynamo."""
+    return torch.compiler.disable(_attend)
+
+
 class AttentionOptions(TypedDict, total=False):
     """The options of attention(), which documents them."""
 
@@ -386,11 +587,17 @@ class AttentionOptions(TypedDict, total=False):
     engine: str
     key_padding_mask: Optional[Tensor]
     lengths: Optional[Integers]
+    cumulative_lengths: Optional[Integers]
+    key_cumulative_lengths: Optional[Integers]
     extra: Optional[Tensor]
     layout: str
     offset: int
     tolerance: float
     sinks: int
+    softmax_samples: int
+    softmax_seed: int
+    check_finite: bool
+    gradient_report: Optional[ReportGradients]
 
 
 # fmt: off
@@ -424,32 +631,46 @@ def attention(
     engine: str = "automatic",
     key_padding_mask: Optional[Tensor] = None,
     lengths: Optional[Integers] = None,
+    cumulative_lengths: Optional[Integers] = None,
+    key_cumulative_lengths: Optional[Integers] = None,
     extra: Optional[Tensor] = None,
     layout: str = "heads_first",
     offset: int = 0,
     tolerance: float = 0.0,
     sinks: int = 0,
+    softmax_samples: int = 0,
+    softmax_seed: int = 0,
+    check_finite: bool = False,
     report: bool = False,
+    gradient_report: Optional[ReportGradients] = None,
 ) -> Union[Tensor, tuple[Tensor, Report]]:
     """Kernelized attention with a relative position bias, with gradients of q, k, v, bias and extra.
 
-    q [batch, heads, n_q, d], k [batch, heads_k, n_k, d], v [batch, heads_k, n_k, d_v] -> y [batch, heads, n_q, d_v]; with
-    layout="tokens_first" [batch, tokens, heads, d]. Any strides; tensors whose d numbers of a token are not contiguous
-    are copied. float32 and float64; float16 and bfloat16 are computed in float32, and y has q's type. On a GPU float32,
-    float16 and bfloat16 (see the README).
+    q [batch, heads, n_q, d], k [batch, heads_k, n_k, d], v [batch, heads_k, n_k, d_v] -> y [batch, heads, n_q, d_v];
+    with layout="tokens_first" [batch, tokens, heads, d]. Any strides; tensors whose d numbers of a token are not
+    contiguous are copied. float32 and float64; float16 and bfloat16 are computed in float32, and y has q's type. On a
+    GPU float32, float16 and bfloat16 (see the README).
 
-    bias: the parameters of `position`, each with or without a leading axis of heads: "table" [2R+1], "t5" or
-    ("t5", max_distance) [buckets], "alibi" [], ("grid", H, W) [2H-1, 2W-1] with extra [E, E+2] for E extra tokens.
-    key_padding_mask: as in nn.MultiheadAttention [batch, n_k], bool, where True is padding, or of numbers, 0, or -inf or
-    at most -1000 for padding. lengths: integers [batch], later keys are padding; they are checked if they are on the CPU,
-    and clamped to 0 to n_k on a GPU. tolerance: of rounding errors, 0 on a GPU. With report=True
-    (y, nprf.Report), on the CPU. Others as in nprf.Attention.
+    bias: the parameters of `position`, each with or without a leading axis of heads: "table" [2R+1], "t5" or ("t5",
+    max_distance) [buckets], "alibi" [], ("grid", H, W) [2H-1, 2W-1] with extra [E, E+2] for E extra tokens.
+    key_padding_mask: as in nn.MultiheadAttention [batch, n_k], bool, where True is padding, or of numbers, 0, or -inf
+    or at most -1000 for padding. lengths: integers [batch], later keys are padding; they are checked if they are on the
+    CPU, and clamped to 0 to n_k on a GPU. cumulative_lengths: 0, n_1, n_1 + n_2, ... of sequences packed into one, and
+    key_cumulative_lengths of their keys, if these differ; integers, a tensor or a list. tolerance: of rounding errors.
+    check_finite: ValueError for inputs that are not finite.
 
-    Under torch.compile a call is one operator of the graph, whose options are constants: another tolerance, or new lengths
-    unless they are a tensor, compile it anew. It has no report: report=True breaks the graph.
+    With report=True (y, nprf.Report), with softmax_samples rows of each head compared with exact softmax.
+    gradient_report: a function that each backward calls with its nprf.GradientReport, such as the append of a list.
+    Others as in nprf.Attention. Packed sequences, a tolerance, check_finite and both reports are of the CPU: ValueError
+    on a GPU.
 
-    ValueError for shapes and options that do not fit, TypeError for other types. Derivatives are those of torch.autograd:
-    NotImplementedError for torch.func.grad, jvp and the like, for forward_ad, and from PyTorch 2.7 on for torch.export. Second derivatives are not supported.
+    Under torch.compile a call is one operator of the graph, whose options are constants: another tolerance, or new
+    lengths unless they are a tensor, compile it anew. It has no reports: report=True and a gradient_report break the
+    graph.
+
+    ValueError for shapes and options that do not fit, TypeError for other types. Derivatives are those of
+    torch.autograd: NotImplementedError for torch.func.grad, jvp and the like, for forward_ad, and from PyTorch 2.7 on
+    for torch.export. Second derivatives are not supported.
     """
     if not isinstance(features, Features):
         features = features_of(features)
@@ -460,48 +681,17 @@ def attention(
         raise ValueError(f"bias: expected the parameters of position={position!r}, got None")
     if extra is not None and not named.startswith("grid"):
         raise ValueError(f"extra: expected None without a grid, got biases with position={position!r}")
-    if not torch.compiler.is_compiling():
-        _check_derivatives(q, k, v, bias, extra)
-        near, sinks, offset = index_of(near, "near"), index_of(sinks, "sinks"), index_of(offset, "offset")
-    elif getattr(torch.compiler, "is_exporting", bool)():
-        raise NotImplementedError("attention: torch.export is not supported: a program that it stores has no feature map")
-    _check_tensors(q, keys=k, values=v, bias=bias, extra=extra, key_padding_mask=key_padding_mask)
-    if report and (torch.compiler.is_compiling() or q.is_cuda):
-        raise ValueError("report: expected False in a graph of torch.compile and on a GPU, got True")
-    if tolerance != 0 and q.is_cuda:
-        raise ValueError(f"tolerance: expected 0 on a GPU, got {tolerance}")
-    key_mask = _key_mask(key_padding_mask, lengths, k, layout == "tokens_first")
-    dtype = q.dtype
-    of_parameters = torch.float32 if dtype in _halves else dtype
-    if dtype in _halves and not q.is_cuda:
-        q = q.float()
-    k, v = _of_type(k, "keys", q.dtype), _of_type(v, "values", q.dtype)
-    bias = bias if bias is None else _of_type(bias, "bias", of_parameters)
-    extra = extra if extra is None else _of_type(extra, "extra", of_parameters)
-    save = torch.is_grad_enabled() and (
-        q.requires_grad
-        or k.requires_grad
-        or v.requires_grad
-        or (bias is not None and bias.requires_grad)
-        or (extra is not None and extra.requires_grad)
-    )
-    # a layer's map is a tensor in a graph, so that layers share one; on a GPU a tensor on the CPU would rule out CUDA graphs
-    of_graph = getattr(features, "_of_graph", None) if torch.compiler.is_compiling() and not q.is_cuda else None
-    options = Options(
-        "0" if of_graph is not None else features._identity, named, causal, near, normalization.radius, engine,
-        layout == "tokens_first", offset, tolerance, sinks,
+    if softmax_samples != 0 and not report:
+        raise ValueError(f"softmax_samples: expected 0 without report=True, got {softmax_samples}")
+    options = (
+        named, causal, near, normalization.radius, engine, layout == "tokens_first", offset, tolerance, sinks,
+        softmax_samples, softmax_seed, check_finite,
     )  # fmt: skip
-    if report:
-        _of_thread.report = None
-    x, text = Arguments(q, k, v, bias, extra, key_mask), options.text()
-    y: Tensor
-    if _is_plain(*x):
-        y = _untraced_attend()(x, options_of(text), save)
-    else:
-        y = attention_op(*x, of_graph, text, save)[0]
-    y = y if y.dtype == dtype else y.to(dtype)
-    if not report:
-        return y
-    if _of_thread.report is None:
-        raise ValueError("report: expected False for tensors without numbers (meta and fake ones), got True")
-    return y, _of_thread.report
+    call = _Call(
+        q, k, v, bias, extra, key_padding_mask, lengths, cumulative_lengths, key_cumulative_lengths, options, report,
+        gradient_report,
+    )  # fmt: skip
+    if torch.compiler.is_compiling():
+        return _attend_in_a_graph(call, features)
+    found: Union[Tensor, tuple[Tensor, Report]] = _untraced_attend()(call, features)
+    return found

@@ -108,12 +108,6 @@ def _workspace(plan: Any, q: Tensor) -> Tensor:
     return memory[-memory.data_ptr() % _alignment :]
 
 
-def _check_devices(q: Tensor, **others: Optional[Tensor]) -> None:
-    for name, x in others.items():
-        if x is not None and x.device != q.device:
-            raise ValueError(f"{name}: expected a tensor on {q.device}, as the queries, got one on {x.device}")
-
-
 def _check_heads(q: Tensor, k: Tensor, options: Options) -> None:
     """ValueError, as on the CPU, unless each head of keys is that of as many heads of queries."""
     heads, heads_k = _heads(q, options), _heads(k, options)
@@ -149,8 +143,7 @@ def forward(
     options: Options,
 ) -> Tensor:
     """y of attention for tensors on one GPU, queued in its current stream. Lengths may be on the CPU."""
-    mask, lengths = _mask_or_lengths(key_mask)
-    _check_devices(q, keys=k, values=v, bias=bias, extra=extra, key_padding_mask=mask)
+    _, lengths = _mask_or_lengths(key_mask)
     _check_heads(q, k, options)
     with torch.cuda.device_of(q):
         if lengths is not None:

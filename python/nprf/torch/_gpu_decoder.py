@@ -26,16 +26,18 @@ class GpuDecoder:
 
     heads: of queries; kv_heads: of keys and values, None: as many. channels: of the values. max_tokens: the most that a
     sequence will have, which saves memory if they are few; 0: any number. dtype: of the tensors, float32, float16 or
-    bfloat16; states are float32. features, position, normalization, near, sinks, batch, rollback: those of nprf.Decoder.
+    bfloat16; states are float32. features, position, normalization, near, sinks, batch, rollback: those of
+    nprf.Decoder.
 
-    It differs from nprf.Decoder: the rows of a prompt are not computed by append; there is no save and load, and no copy.
-    A row whose denominator under- or overflows is NaN, and so are rows of tokens beyond max_tokens, which are not appended.
-    What cannot be checked without waiting for the GPU changes nothing and is counted instead of an error (counts).
+    It differs from nprf.Decoder: the rows of a prompt are not computed by append; there is no save and load, and no
+    copy. A row whose denominator under- or overflows is NaN, and so are rows of tokens beyond max_tokens, which are not
+    appended. What cannot be checked without waiting for the GPU changes nothing and is counted instead of an error
+    (counts).
 
     Calls are queued in PyTorch's current stream and must run one after another. With channels that are contiguous, and
-    integers of int32 on the GPU, append, step, rollback_each and reorder do not wait, and allocate only their results, so that
-    a CUDA graph can hold them. The graph uses the decoder's memory: keep the decoder as long as the graph. ValueError for
-    shapes and options that do not fit, TypeError for other types.
+    integers of int32 on the GPU, append, step, rollback_each and reorder do not wait, and allocate only their results,
+    so that a CUDA graph can hold them. The graph uses the decoder's memory: keep the decoder as long as the graph.
+    ValueError for shapes and options that do not fit, TypeError for other types.
     """
 
     def __init__(
@@ -89,7 +91,8 @@ class GpuDecoder:
         return _gpu._capsules(*(_gpu._readable(x.detach().resolve_neg()) for x in tensors.values()))
 
     def _each(self, name: str, x: Integers, most: int, meaning: str) -> Tensor:
-        """An integer for each sequence, on the GPU. ValueError for one that is not 0 to `most`, unless it is there already."""
+        """An integer for each sequence, on the GPU. ValueError for one that is not 0 to `most`, unless it is there
+        already."""
         found = per_sequence(name, x, self.batch)
         check_range(name, found, most, meaning)
         return for_kernels(found, self.device)
@@ -100,16 +103,16 @@ class GpuDecoder:
         return _gpu._capsules(self._each("lengths", lengths, k.shape[-2], "the number of tokens"))[0]
 
     def append(self, k: Tensor, v: Tensor, lengths: Optional[Integers] = None) -> None:
-        """Appends the tokens, of sequence b the first lengths[b], without their rows: O(tokens), one after another. The rows
-        of a prompt are those of nprf.torch.attention with causal=True, which computes them at once."""
+        """Appends the tokens, of sequence b the first lengths[b], without their rows: O(tokens), one after another. The
+        rows of a prompt are those of nprf.torch.attention with causal=True, which computes them at once."""
         arrays = self._read(keys=k, values=v)
         with self._on_device():
             self._decoder.append(*arrays, self._lengths(lengths, k), self._stream())
         self._has_tokens = True
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, lengths: Optional[Integers] = None) -> Tensor:
-        """Appends the tokens one after another, and returns their rows, of sequence b the first lengths[b]; the others are
-        zero."""
+        """Appends the tokens one after another, and returns their rows, of sequence b the first lengths[b]; the others
+        are zero."""
         arrays = self._read(queries=q, keys=k, values=v)
         y = q.new_empty((*q.shape[:-1], v.shape[-1]))
         with self._on_device():
@@ -118,8 +121,8 @@ class GpuDecoder:
         return y
 
     def rollback(self, sequence: int, tokens: int) -> None:
-        """Takes back the last tokens of a sequence. If it has fewer, or if they are too many (nprf.Decoder), it stays as it
-        is, and counts["rejected_rollbacks"] grows by 1."""
+        """Takes back the last tokens of a sequence. If it has fewer, or if they are too many (nprf.Decoder), it stays
+        as it is, and counts["rejected_rollbacks"] grows by 1."""
         with self._on_device():
             self._decoder.rollback(index_of(sequence, "sequence"), index_of(tokens, "tokens"), self._stream())
 
@@ -130,8 +133,8 @@ class GpuDecoder:
             self._decoder.rollback_each(*_gpu._capsules(counts), self._stream())
 
     def reorder(self, sequences: Integers) -> None:
-        """Sequence b becomes a copy of what sequences[b] was, for all b, as beam search selects beams. If a sequence of a
-        tensor on the GPU does not exist, nothing changes, and counts["rejected_reorders"] grows by 1."""
+        """Sequence b becomes a copy of what sequences[b] was, for all b, as beam search selects beams. If a sequence of
+        a tensor on the GPU does not exist, nothing changes, and counts["rejected_reorders"] grows by 1."""
         with self._on_device():
             chosen = self._each("sequences", sequences, self.batch - 1, "the last sequence")
             self._decoder.reorder(*_gpu._capsules(chosen), self._stream())
@@ -160,10 +163,10 @@ class GpuDecoder:
 
     @property
     def counts(self) -> dict[str, int]:
-        """What was special since the last reset of all sequences, of all heads together: empty_rows, which attend to no key
-        and are zero; indefinite_rows, whose denominator is not positive; failing_rows, which are NaN, or whose terms cancel;
-        rejected_tokens, beyond max_tokens; and of sequences rejected_rollbacks, and calls rejected_reorders. Waits for the
-        GPU."""
+        """What was special since the last reset of all sequences, of all heads together: empty_rows, which attend to no
+        key and are zero; indefinite_rows, whose denominator is not positive; failing_rows, which are NaN, or whose
+        terms cancel; rejected_tokens, beyond max_tokens; and of sequences rejected_rollbacks, and calls
+        rejected_reorders. Waits for the GPU."""
         with self._on_device():
             found: dict[str, int] = self._decoder.counts(self._stream())
         return found

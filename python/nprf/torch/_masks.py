@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Masks as the layers of PyTorch and of other libraries give them. They are bool, or numbers that softmax attention adds
-to q.k: 0 for a key that a query attends to, and -inf, or a number of at most -1000, whose exponential is 0 in double, for
-one to which it does not."""
+"""Masks as the layers of PyTorch and of other libraries give them. They are bool, or numbers that softmax attention
+adds to q.k: 0 for a key that a query attends to, and -inf, or a number of at most -1000, whose exponential is 0 in
+double, for one to which it does not."""
 
 from __future__ import annotations
 
@@ -36,25 +36,27 @@ def _(mask: Tensor) -> Tensor:
 
 
 def padding_of(mask: Tensor) -> Tensor:
-    """The padding of a key_padding_mask, True for a key that is dropped; also in a graph of torch.compile. TypeError for
-    integers, and ValueError for numbers that neither keep nor drop a key."""
+    """The padding of a key_padding_mask, True for a key that is dropped; also in a graph of torch.compile. TypeError
+    for integers, and ValueError for numbers that neither keep nor drop a key."""
     _check_type(mask, "key_padding_mask")
     if mask.dtype == torch.bool:
         return mask
     if mask.requires_grad and torch.is_grad_enabled():
-        raise ValueError("key_padding_mask: expected a mask without requires_grad, since it has no gradient, got one with it")
+        raise ValueError(
+            "key_padding_mask: expected a mask without requires_grad, since it has no gradient, got one with it"
+        )
     padding: Tensor = _padding_op(mask.detach())
     return padding
 
 
 def check_causal(mask: Tensor, n_q: int, n_k: int, rows: int) -> None:
-    """ValueError unless an attn_mask [n_q, n_k] or [rows, n_q, n_k], with rows = batch x heads, True (or -inf) for a key
-    to which a query does not attend, is the causal one; TypeError for integers. O(n_q n_k)."""
+    """ValueError unless an attn_mask [n_q, n_k] or [rows, n_q, n_k], with rows = batch x heads, True (or -inf) for a
+    key to which a query does not attend, is the causal one; TypeError for integers. O(n_q n_k)."""
     _check_type(mask, "attn_mask")
     if mask.shape not in ((n_q, n_k), (rows, n_q, n_k)):
         raise ValueError(
-            f"attn_mask: expected [{n_q}, {n_k}] (queries, keys) or [{rows}, {n_q}, {n_k}] (batch x heads first), got the "
-            f"shape {list(mask.shape)}"
+            f"attn_mask: expected [{n_q}, {n_k}] (queries, keys) or [{rows}, {n_q}, {n_k}] (batch x heads first), got "
+            f"the shape {list(mask.shape)}"
         )
     dropped = mask if mask.dtype == torch.bool else _dropped_keys(mask, "attn_mask")
     causal = torch.ones(n_q, n_k, dtype=torch.bool, device=mask.device).triu(1)
@@ -80,8 +82,8 @@ def _padding_of_rows_op(mask: Tensor, causal: bool) -> Tensor:
         expected = torch.where(of_padding, kept, expected)
     if not bool((kept == expected).all()):
         raise ValueError(
-            "mask: expected one by which all heads and queries attend to the same keys, of a causal layer to those that "
-            "are not after the query; got one whose rows differ, such as that of several sequences in one"
+            "mask: expected one by which all heads and queries attend to the same keys, of a causal layer to those "
+            "that are not after the query; got one whose rows differ, such as that of several sequences in one"
         )
     return (~of_last[:, 0, 0]).contiguous()
 
@@ -92,9 +94,10 @@ def _(mask: Tensor, causal: bool) -> Tensor:
 
 
 def padding_of_rows(mask: Tensor, causal: bool, n: int) -> Tensor:
-    """The padding [batch, n] of a mask of self-attention, [batch, n] or [batch, heads or 1, n or 1, n] with a row for each
-    query, where True keeps a key; also in a graph of torch.compile. ValueError unless all heads and queries keep the same
-    keys; if `causal`, those of them that are not after the query, but a query that is padding may keep all keys or none.
+    """The padding [batch, n] of a mask of self-attention, [batch, n] or [batch, heads or 1, n or 1, n] with a row for
+    each query, where True keeps a key; also in a graph of torch.compile. ValueError unless all heads and queries keep
+    the same keys; if `causal`, those of them that are not after the query, but a query that is padding may keep all
+    keys or none.
     """
     _check_type(mask, "mask")
     if mask.dim() not in (2, 4) or mask.shape[-1] != n or (mask.dim() == 4 and mask.shape[2] not in (1, n)):

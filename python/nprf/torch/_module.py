@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional, TypedDict, Union
 
 import torch
 from torch import Tensor, nn
@@ -11,20 +11,43 @@ from torch import Tensor, nn
 from .._attention import Normalization
 from ..features import Features, RandomFeatures, hyperbolic, orf, register, taylor
 from ..positions import alibi_slopes
+from ._constants import constants_of, features_of_constants, has_constants
 from ._decoder import LayerDecoder
-from ._functional import attention
+from ._functional import ReportGradients, attention
+from ._integers import Integers
 from ._masks import check_causal
 from ._options import position_name
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .._core import Report
+
+
+class LayerOptions(TypedDict, total=False):
+    """Options of a call of a layer, which nprf.torch.attention documents."""
+
+    lengths: Optional[Integers]
+    cumulative_lengths: Optional[Integers]
+    key_cumulative_lengths: Optional[Integers]
+    tolerance: float
+    softmax_samples: int
+    softmax_seed: int
+    check_finite: bool
+    report: bool
+    gradient_report: Optional[ReportGradients]
+
 
 class _Slot(Features):
-    """The feature map of a layer, under one identity, which a graph of torch.compile has as a tensor: neither a new map nor
-    another layer of the same shapes needs a new graph."""
+    """The feature map of a layer, under one identity, which a graph of torch.compile has as a tensor: neither a new map
+    nor another layer of the same shapes needs a new graph. `features` may be replaced."""
+
+    features: Features
+    _of_graph: Tensor
 
     def __init__(self, features: Features) -> None:
-        self.features = features
-        self._identity = register(self)
-        self._of_graph = torch.tensor(int(self._identity), device="cpu")
+        identity = register(self)
+        self._set(features=features, _identity=identity, _of_graph=torch.tensor(int(identity), device="cpu"))
 
     @property
     def input_dim(self) -> int:  # type: ignore[override]
@@ -50,6 +73,12 @@ def _named_features(name: str, d: int, num_features: Optional[int], seed: int) -
     raise ValueError(f"features: expected 'taylor', 'orf', 'hyperbolic' or a feature map, got {name!r}")
 
 
+def _of_vectors(features: Any, d: int) -> Features:
+    if not isinstance(features, Features) or features.input_dim != d:
+        raise ValueError(f"features: expected a map of vectors of {d} numbers, got {features!r}")
+    return features
+
+
 # arguments of nn.MultiheadAttention, and the values that a layer of nprf has
 _of_multihead_attention = {
     "batch_first": True, "dropout": 0.0, "add_bias_kv": False, "add_zero_attn": False, "kdim": None, "vdim": None,
@@ -61,24 +90,25 @@ def _int64_of(seed: int) -> int:
     return seed - 2**64 * (seed >= 2**63)
 
 
-def _redraw_loaded(layer: Attention, _: Any) -> None:
-    layer._features.features = layer.features.redraw(int(layer.features_seed) % 2**64)
-
-
 class Attention(nn.Module):
-    """Takes the place of nn.MultiheadAttention(embed_dim, heads, batch_first=True), also in nn.TransformerEncoderLayer and
-    nn.TransformerDecoderLayer made with batch_first=True, as their self_attn and multihead_attn. It accepts the arguments
-    of nn.MultiheadAttention, num_heads too: ValueError for a dropout and other values that it does not have. It loads the state dict of nn.MultiheadAttention: with strict=False if it has a position or random features, whose
+    """Takes the place of nn.MultiheadAttention(embed_dim, heads, batch_first=True), also in nn.TransformerEncoderLayer
+    and nn.TransformerDecoderLayer made with batch_first=True, as their self_attn and multihead_attn. It accepts the
+    arguments of nn.MultiheadAttention, num_heads too: ValueError for a dropout and other values that it does not have.
+    It loads the state dict of nn.MultiheadAttention: with strict=False if it has a position or random features, whose
     position_bias, position_slopes and features_seed are not in it and stay as they are.
 
-    position: None, "t5" (learned, `buckets`), "table" (learned, 2 `reach` + 1 lags), "alibi" (fixed slopes), or
-    ("grid", H, W) (learned). All have a bias for each head, the parameter `position_bias`, initially 0; `position_slopes`
-    for ALiBi. features: "taylor" with a near field, "orf", "hyperbolic" (num_features random vectors), or a feature map of
-    vectors of embed_dim / heads numbers. near, sinks: pairs less than `near` tokens apart have exact
-    weights, and so have the first `sinks` keys.
+    Its own state dict has the feature map: features_seed of random features, and features_constants, bytes, of a map
+    that is calibrated, projected, centred, tilted, or one for each head. Loading replaces the map of the layer by that
+    of the state dict; a state dict without features_constants leaves it as it is.
 
-    Queries and keys are normalised to norm 1 by default, and then multiplied by sqrt(`scale`): q.k is between -scale and
-    scale.
+    position: None, "t5" (learned, `buckets`), "table" (learned, 2 `reach` + 1 lags), "alibi" (fixed slopes), or
+    ("grid", H, W) (learned). All have a bias for each head, the parameter `position_bias`, initially 0;
+    `position_slopes` for ALiBi. features: "taylor" with a near field, "orf", "hyperbolic" (num_features random
+    vectors), or a feature map of vectors of embed_dim / heads numbers. near, sinks: pairs less than `near` tokens apart
+    have exact weights, and so have the first `sinks` keys.
+
+    Queries and keys are normalised to norm 1 by default, and then multiplied by sqrt(`scale`): q.k is between -scale
+    and scale.
     """
 
     position_slopes: Tensor
@@ -121,17 +151,15 @@ class Attention(nn.Module):
             raise ValueError(f"embed_dim: expected a multiple of {heads} (heads), got {embed_dim}")
         factory = {"device": device, "dtype": dtype}
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, heads, embed_dim // heads
-        # What the layers of PyTorch around this one read. If the second were True, nn.TransformerEncoderLayer in eval mode
-        # would compute softmax attention from in_proj_weight itself.
+        # What the layers of PyTorch around this one read. If the second were True, nn.TransformerEncoderLayer in eval
+        # mode would compute softmax attention from in_proj_weight itself.
         self.batch_first, self._qkv_same_embed_dim = True, False
         self.causal, self.near, self.sinks, self.engine = causal, near, sinks, engine
         self.normalization = Normalization.unit(scale**0.5) if normalization is None else normalization
         made = features
         if isinstance(features, str):
             made = _named_features(features, self.head_dim, num_features, seed)
-        if not isinstance(made, Features) or made.input_dim != self.head_dim:
-            raise ValueError(f"features: expected a map of vectors of {self.head_dim} numbers, got {made!r}")
-        self._features = _Slot(made)
+        self._features = _Slot(_of_vectors(made, self.head_dim))
         self._redraws = 0  # the next seed of a map that has no seed of its own
 
         self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim, **factory))
@@ -150,17 +178,17 @@ class Attention(nn.Module):
             height, width = map(int, self._position.split(":")[1:])
             shape = (2 * height - 1, 2 * width - 1)
         if kind == "alibi":
-            self.register_buffer("position_slopes", torch.tensor(alibi_slopes(heads), device=device, dtype=dtype or torch.float32))
+            slopes = torch.tensor(alibi_slopes(heads), device=device, dtype=dtype or torch.float32)
+            self.register_buffer("position_slopes", slopes)
         elif position is not None:
             self.position_bias = nn.Parameter(torch.empty(heads, *shape, **factory))
         if isinstance(made, RandomFeatures):
             self.register_buffer("features_seed", torch.tensor(_int64_of(made.seed)))
-            self.register_load_state_dict_post_hook(_redraw_loaded)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Sets the parameters to what the constructor sets them to: weights of both projections at random, biases 0. The
-        slopes of ALiBi and the features' seed become those of the layer, as after to_empty()."""
+        """Sets the parameters to what the constructor sets them to: weights of both projections at random, biases 0.
+        The slopes of ALiBi and the features' seed become those of the layer, as after to_empty()."""
         nn.init.xavier_uniform_(self.in_proj_weight)
         self.out_proj.reset_parameters()
         for zero in (self.in_proj_bias, self.out_proj.bias, self.position_bias):
@@ -172,14 +200,32 @@ class Attention(nn.Module):
             if isinstance(self.features, RandomFeatures):
                 self.features_seed.fill_(_int64_of(self.features.seed))
 
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Also features_constants, the map as bytes, if it has constants (_constants.py)."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if has_constants(self.features):
+            destination[prefix + "features_constants"] = constants_of(self.features)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
+        """Also the feature map. Without constants and a seed in the state dict it stays as it is."""
+        constants, seed = state_dict.pop(prefix + "features_constants", None), state_dict.get(prefix + "features_seed")
+        super()._load_from_state_dict(state_dict, prefix, *others)
+        try:
+            if constants is not None:
+                self._features._set(features=_of_vectors(features_of_constants(constants), self.head_dim))
+            elif seed is not None and isinstance(self.features, RandomFeatures):
+                self._features._set(features=self.features.redraw(int(seed) % 2**64))
+        except ValueError as error:
+            error_messages: list[str] = others[-1]
+            error_messages.append(str(error))
+
     @property
     def features(self) -> Features:
         """The feature map."""
         return self._features.features
 
     def redraw(self, seed: Optional[int] = None) -> None:
-        """Draws new random vectors: with the next seed, or this one. A seed that the map itself does not have, since it is one
-        map for each head or centred, is not in the state dict. ValueError for a map without random vectors."""
+        """Draws new random vectors: with the next seed, or this one. ValueError for a map without random vectors."""
         features = self.features
         is_given = seed is not None
         if seed is None:
@@ -188,7 +234,8 @@ class Attention(nn.Module):
         while made == features and not is_given:
             seed += 1
             made = features.redraw(seed)
-        self._features.features, self._redraws = made, seed + 1
+        self._features._set(features=made)
+        self._redraws = seed + 1
         if "features_seed" in self._buffers:
             self.features_seed.fill_(_int64_of(seed))
 
@@ -202,15 +249,22 @@ class Attention(nn.Module):
         attn_mask: Optional[Tensor] = None,
         average_attn_weights: bool = True,
         is_causal: bool = False,
-    ) -> tuple[Tensor, None]:
+        **options: Unpack[LayerOptions],
+    ) -> tuple[Tensor, Optional[Report]]:
         """query [batch, n_q, embed_dim], key and value [batch, n_k, embed_dim], by default the query -> (y, None). All
-        without the batch: one sequence. A nested tensor, as nn.TransformerEncoder makes it of padding, for self-attention.
+        without the batch: one sequence. A nested tensor, as nn.TransformerEncoder makes it of padding, for
+        self-attention.
 
-        key_padding_mask: [batch, n_k], or [n_k] without the batch, bool, where True is padding, or numbers, 0, or -inf or at
-        most -1000 for padding. attn_mask: of a causal layer, the causal mask [n_q, n_k] or [batch x heads, n_q, n_k], bool
-        or of numbers; it is compared with that mask in O(n_q n_k), unless is_causal says that it is one. The comparison
-        breaks a graph of torch.compile. There are no attention weights to return or to average. ValueError for
-        need_weights, for another attn_mask, and for any of a layer that is not causal; TypeError for masks of integers.
+        key_padding_mask: [batch, n_k], or [n_k] without the batch, bool, where True is padding, or numbers, 0, or -inf
+        or at most -1000 for padding. attn_mask: of a causal layer, the causal mask [n_q, n_k] or [batch x heads, n_q,
+        n_k], bool or of numbers; it is compared with that mask in O(n_q n_k), unless is_causal says that it is one. The
+        comparison breaks a graph of torch.compile. There are no attention weights to return or to average. ValueError
+        for need_weights, for another attn_mask, and for any of a layer that is not causal; TypeError for masks of
+        integers.
+
+        lengths, cumulative_lengths, key_cumulative_lengths, tolerance, softmax_samples, softmax_seed, check_finite and
+        gradient_report: as in nprf.torch.attention; with report=True (y, nprf.Report). A nested tensor has none of
+        them.
         """
         if need_weights:
             raise ValueError("need_weights: expected False, since no n x n matrix is formed, got True")
@@ -221,27 +275,29 @@ class Attention(nn.Module):
             raise ValueError(f"{name}: expected none for a layer that was made without causal=True, got one")
         if query.is_nested or key.is_nested or value.is_nested:
             is_self = query is key and key is value and query.layout == torch.strided
-            if not (is_self and key_padding_mask is None and attn_mask is None):
+            if not (is_self and key_padding_mask is None and attn_mask is None and not options):
                 raise ValueError(
-                    "query: expected a nested tensor only for self-attention without masks, and of layout "
-                    "torch.strided, got other inputs"
+                    "query: expected a nested tensor only for self-attention without masks and options of a call, and "
+                    "of layout torch.strided, got other inputs"
                 )
             return self._of_nested(query), None
         if query.dim() == 2:
             if key_padding_mask is not None:
                 key_padding_mask = key_padding_mask[None]
             keys, values = None if key is query else key[None], None if value is key else value[None]
-            y, _ = self.forward(query[None], keys, values, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal)
-            return y[0], None
+            y, report = self.forward(
+                query[None], keys, values, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal, **options
+            )
+            return y[0], report
         if attn_mask is not None and not is_causal:
             check_causal(attn_mask, query.shape[1], key.shape[1], query.shape[0] * self.num_heads)
         q, k, v = self._project(query, key, value)
-        y = self._attend(q, k, v, key_padding_mask)
-        return self.out_proj(y.flatten(2)), None
+        y, report = self._attend(q, k, v, key_padding_mask, **options)
+        return self.out_proj(y.flatten(2)), report
 
     def decoder(self, batch: int = 1, rollback: int = 0) -> LayerDecoder:
-        """The same layer for `batch` sequences that grow token by token, each of which can take back its last `rollback`
-        tokens. ValueError unless the layer is causal, and for a grid."""
+        """The same layer for `batch` sequences that grow token by token, each of which can take back its last
+        `rollback` tokens. ValueError unless the layer is causal, and for a grid."""
         return LayerDecoder(self, batch, rollback)
 
     def _of_nested(self, x: Tensor) -> Tensor:
@@ -251,9 +307,16 @@ class Attention(nn.Module):
         y, _ = self.forward(padded, key_padding_mask=padding.to(x.device))
         return torch.nested.as_nested_tensor([each[:n] for each, n in zip(y, lengths)])
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Optional[Tensor] = None) -> Tensor:
-        """The layer's attention of what _project returns."""
-        y: Tensor = attention(
+    def _attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_padding_mask: Optional[Tensor] = None,
+        **options: Unpack[LayerOptions],
+    ) -> tuple[Tensor, Optional[Report]]:
+        """The layer's attention of what _project returns, and its report or None."""
+        found = attention(
             q,
             k,
             v,
@@ -267,8 +330,9 @@ class Attention(nn.Module):
             engine=self.engine,
             key_padding_mask=key_padding_mask,
             layout="tokens_first",
+            **options,
         )
-        return y
+        return found if isinstance(found, tuple) else (found, None)
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[batch, tokens, heads, head_dim] of each."""

@@ -26,7 +26,8 @@ def position_name(position: Position) -> str:
     kind = name.split(":")[0]
     if kind not in _dims or name.count(":") != {"t5": 1, "grid": 2}.get(kind, 0):
         raise ValueError(
-            f"position: expected 'table', 'alibi', 't5', ('t5', max_distance) or ('grid', height, width), got {position!r}"
+            "position: expected 'table', 'alibi', 't5', ('t5', max_distance) or ('grid', height, width), got "
+            f"{position!r}"
         )
     return name
 
@@ -44,11 +45,15 @@ class Options(NamedTuple):
     offset: int
     tolerance: float = 0.0
     sinks: int = 0
+    softmax_samples: int = 0
+    softmax_seed: int = 0
+    check_finite: bool = False
 
     def text(self) -> str:
         x = self
-        flags = f"{x.causal:d} {x.near} {x.radius} {x.engine} {x.tokens_first:d} {x.offset} {x.tolerance} {x.sinks}"
-        return f"{x.features} {x.position} {flags}"
+        of_attention = f"{x.features} {x.position} {x.causal:d} {x.near} {x.radius} {x.engine} {x.sinks}"
+        of_call = f"{x.tokens_first:d} {x.offset} {x.tolerance} {x.softmax_samples} {x.softmax_seed} {x.check_finite:d}"
+        return f"{of_attention} {of_call}"
 
     def feature_map(self) -> Features:
         features: Optional[Features] = by_identity.get(self.features)
@@ -69,10 +74,11 @@ def options_of(text: str) -> Options:
     if found is None:
         if len(_parsed) > 1000:
             _parsed.clear()
-        features, position, causal, near, radius, engine, tokens_first, offset, tolerance, sinks = text.split(" ")
+        features, position, causal, near, radius, engine, sinks, *of_call = text.split(" ")
+        tokens_first, offset, tolerance, samples, seed, check_finite = of_call
         found = _parsed[text] = Options(
             features, position, causal == "1", int(near), float(radius), engine, tokens_first == "1", int(offset),
-            float(tolerance), int(sinks),
+            float(tolerance), int(sinks), int(samples), int(seed), check_finite == "1",
         )  # fmt: skip
     return found
 
@@ -82,10 +88,13 @@ _t5_buckets: dict[Any, Any] = {}  # positions that other weights are put into
 
 
 def check_extra(extra: Tensor, heads: int) -> None:
-    """ValueError unless the biases of E extra tokens are [E, E + 2], or have heads in front, as many as `heads` biases."""
+    """ValueError unless the biases of E extra tokens are [E, E + 2], or have heads in front, as many as `heads`
+    biases."""
     shape = tuple(extra.shape)
     if len(shape) not in (2, 3) or shape[-1] != shape[-2] + 2:
-        raise ValueError(f"extra: expected [E, E + 2] for E extra tokens, or heads in front of it, got the shape {shape}")
+        raise ValueError(
+            f"extra: expected [E, E + 2] for E extra tokens, or heads in front of it, got the shape {shape}"
+        )
     if len(shape) == 3 and heads > 1 and shape[0] not in (1, heads):
         raise ValueError(f"extra: expected {heads} heads, as the bias, got {shape[0]}")
 
@@ -99,7 +108,8 @@ def _positions_of(native: Native, bias: Optional[Tensor], extra: Optional[Tensor
         raise ValueError(f"bias: expected {dims} dimensions, or {dims + 1} with heads, got {bias.dim()}")
     if bias.numel() == 0:
         raise ValueError(f"bias: expected at least one number, got the shape {tuple(bias.shape)}")
-    rows = bias.reshape(bias.shape[0] if bias.dim() > dims else 1, -1)
+    is_matrix = dims == 1 and bias.dim() == 2
+    rows = bias if is_matrix else bias.reshape(bias.shape[0] if bias.dim() > dims else 1, -1)
     if kind == "table":
         return native.Positions.relative(to_dlpack(rows))
     if kind == "alibi":

@@ -16,10 +16,11 @@ from ._masks import padding_of_rows
 
 class T5SelfAttention(nn.Module):
     """Takes the place of a T5 model's self-attention: a module with linear layers q, k, v and o, and with
-    relative_attention_bias, an embedding [buckets, heads], which the first layer of T5 shares with the others. It has the
-    state dict of the module that it replaces, but not its dropout.
+    relative_attention_bias, an embedding [buckets, heads], which the first layer of T5 shares with the others. It has
+    the state dict of the module that it replaces, but not its dropout.
 
-    features: a map of vectors of as many numbers as a head has, or one for each head. T5 does not divide q.k by sqrt(d).
+    features: a map of vectors of as many numbers as a head has, or one for each head. T5 does not divide q.k by
+    sqrt(d).
     """
 
     q: nn.Linear
@@ -48,11 +49,12 @@ class T5SelfAttention(nn.Module):
         self.n_heads, self.has_relative_attention_bias = heads, False
 
     def forward(self, hidden_states: Tensor, mask: Optional[Tensor] = None, **others: Any) -> tuple[Any, ...]:
-        """hidden_states [batch, n, channels] -> (y, None, None). mask: [batch or 1, n], or with heads and queries [batch or
-        1, heads or 1, n or 1, n], bool, where True keeps a key, or additive: 0, or at most -1000 for padding. ValueError
-        for a mask by which queries attend to other keys than padding and `causal` give; for a cache (use_cache) and
-        key_value_states, since the keys are those of hidden_states; for a position_bias, since the layer has its own; and
-        for any other argument. There are no weights for output_attentions, and without a cache cache_position is 0, 1, ...
+        """hidden_states [batch, n, channels] -> (y, None, None). mask: [batch or 1, n], or with heads and queries
+        [batch or 1, heads or 1, n or 1, n], bool, where True keeps a key, or additive: 0, or at most -1000 for padding.
+        ValueError for a mask by which queries attend to other keys than padding and `causal` give; for a cache
+        (use_cache) and key_value_states, since the keys are those of hidden_states; for a position_bias, since the
+        layer has its own; and for any other argument. There are no weights for output_attentions, and without a cache
+        cache_position is 0, 1, ...
         """
         for name, value in others.items():
             if name not in ("output_attentions", "cache_position") and value is not None and value is not False:
@@ -87,9 +89,9 @@ def replace_attention(
 ) -> int:
     """Replaces every self-attention of a T5-like model by T5SelfAttention, in place, and returns their number.
 
-    Such a module has q, k, v, o, n_heads and has_relative_attention_bias; layers without a bias of their own use that of
-    the layer before them. Cross attention, in modules named EncDecAttention, stays. features: a map, or features(name, d)
-    for each module, for example from nprf.calibrate of its queries and keys; None is TaylorFeatures.
+    Such a module has q, k, v, o, n_heads and has_relative_attention_bias; layers without a bias of their own use that
+    of the layer before them. Cross attention, in modules named EncDecAttention, stays. features: a map, or
+    features(name, d) for each module, for example from nprf.calibrate of its queries and keys; None is TaylorFeatures.
     """
     replaced, bias, buckets = 0, None, {}
     modules: list[tuple[str, Any]] = list(model.named_modules())
