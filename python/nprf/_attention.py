@@ -113,6 +113,10 @@ def _call_of(
     def indices(x: Any, name: str) -> list[int]:
         return [] if x is None else [index_of(each, name) for each in x]
 
+    for name, x in (("cumulative_lengths", cumulative_lengths), ("key_cumulative_lengths", key_cumulative_lengths)):
+        if x is not None and len(x) == 0:
+            raise ValueError(f"{name}: expected at least one number, got none")
+
     return core.Call(
         key_mask,
         indices(lengths, "lengths"),
@@ -147,8 +151,9 @@ class Attention(Value):
 
     Options of a call: key_mask, bool [batch, n_k] (or [n_k]), False is padding; lengths, one for each sequence, later
     keys are padding; cumulative_lengths, 0, n_1, n_1 + n_2, ... of sequences packed into one; offset, query i has
-    position i + offset; tolerance, rounding errors above half of it are recomputed; softmax_samples, rows of each head
-    that are compared with exact softmax; check_finite; threads. See CallOptions in options.hpp.
+    position i + offset; tolerance, rounding errors above half of it are recomputed; softmax_samples, rows of each
+    sequence of each head that are compared with exact softmax, for the report; check_finite; threads. See CallOptions
+    in options.hpp.
 
     ValueError for shapes and options that do not fit, TypeError for other types. Calls release the GIL; Ctrl-C ends
     them.
@@ -436,17 +441,6 @@ def calibrate(
     ))  # fmt: skip
 
 
-class ReferenceOptions(TypedDict, total=False):
-    """The options of a call of a reference, which are those of Attention."""
-
-    key_mask: Any
-    lengths: Sequence[int] | None
-    cumulative_lengths: Sequence[int] | None
-    key_cumulative_lengths: Sequence[int] | None
-    layout: str
-    threads: int
-
-
 def softmax_attention(
     q: Any,
     k: Any,
@@ -455,14 +449,21 @@ def softmax_attention(
     *,
     causal: bool = False,
     normalization: Normalization = _unit,
-    **options: Unpack[ReferenceOptions],
+    key_mask: Any = None,
+    lengths: Sequence[int] | None = None,
+    cumulative_lengths: Sequence[int] | None = None,
+    key_cumulative_lengths: Sequence[int] | None = None,
+    layout: str = "heads_first",
+    threads: int = 0,
 ) -> Array:
     """Exact softmax attention with the same bias and normalization, by tiles: O(n_q n_k), the reference for errors.
     Arrays, key_mask, lengths, cumulative_lengths, layout and errors as in Attention."""
     q, k, v = as_array(q, "queries"), as_array(k, "keys"), as_array(v, "values")
     native = native_of(q.dtype, "queries")
-    call = _call_of(**options)
-    _check_shapes(q, k, v, position, options.get("layout") == "tokens_first")
+    call = _call_of(
+        key_mask, lengths, cumulative_lengths, key_cumulative_lengths, layout=layout, threads=threads
+    )
+    _check_shapes(q, k, v, position, layout == "tokens_first")
     y = np.empty(q.shape[:-1] + v.shape[-1:], q.dtype)
     positions = (position if position is not None else _no_position)._native(native, bool(causal))
     native.softmax_attention(q, k, v, y, positions, bool(causal), normalization.radius, call)
@@ -470,13 +471,26 @@ def softmax_attention(
 
 
 def kernelized_attention(
-    attention: Attention, q: Any, k: Any, v: Any, offset: int = 0, **options: Unpack[ReferenceOptions]
+    attention: Attention,
+    q: Any,
+    k: Any,
+    v: Any,
+    offset: int = 0,
+    *,
+    key_mask: Any = None,
+    lengths: Sequence[int] | None = None,
+    cumulative_lengths: Sequence[int] | None = None,
+    key_cumulative_lengths: Sequence[int] | None = None,
+    layout: str = "heads_first",
+    threads: int = 0,
 ) -> Array:
     """The formula of `attention` as two plain loops in long double: O(n_q n_k (r + d_v)), for tests. Arrays, offset,
     key_mask, lengths, cumulative_lengths, layout and errors as in Attention."""
     q, k, v, native, y = attention._inputs(q, k, v)
-    call = _call_of(offset=offset, **options)
-    _check_shapes(q, k, v, attention.position, options.get("layout") == "tokens_first")
+    call = _call_of(
+        key_mask, lengths, cumulative_lengths, key_cumulative_lengths, offset, layout=layout, threads=threads
+    )
+    _check_shapes(q, k, v, attention.position, layout == "tokens_first")
     attention._native(native).kernelized_attention(q, k, v, y, call)
     return y
 

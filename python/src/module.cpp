@@ -35,6 +35,7 @@
 #include "nprf/feature_map/sderf_tilt.hpp"
 #include "nprf/instances.hpp"
 #include "nprf/position/resize_bias.hpp"
+#include "nprf/reference/softmax_attention.hpp"
 #include "plain_attention.hpp"
 #include "references.hpp"
 
@@ -324,8 +325,10 @@ void softmax_attention(const InputArray& q, const InputArray& k, const InputArra
                              [&](Index h, const MatrixView<T>& queries, const MatrixView<T>& keys,
                                  const MatrixView<T>& values, const KeptKeys& kept) {
                                const auto& position = all[all.size() == 1 ? 0 : static_cast<std::size_t>(h)];
-                               return softmax_attention<T>(queries, keys, values, position, options.direction,
-                                                           options.normalization, kept, detail::poll_signals);
+                               const KeyMask mask(kept, keys.rows());
+                               return nprf::reference::softmax_attention<T>(queries, keys, values, position,
+                                                                            options.direction, options.normalization,
+                                                                            detail::poll_signals, mask.span());
                              });
       },
       positions.positions);

@@ -146,7 +146,7 @@ def test_masked_references_of_grids_and_of_non_finite_rows(rng):
     q[1, 0, 3, 2] = np.nan
     y = nprf.reference.softmax_attention(q, k, v, position, key_mask=mask)
     assert np.isnan(y[1, 0, 3]).all() and np.isnan(y).sum() == V
-    masked = nprf.RelativePosition([-np.inf, 0.0, -np.inf])  # a query attends to the keys beside it
+    masked = nprf.RelativePosition([-np.inf, 0.0, -np.inf])  # a query attends only to the key at its own position
     y = nprf.reference.softmax_attention(k, k, v, masked, key_mask=np.arange(14)[None] > 9 + np.zeros((B, 1)))
     assert not y[:, :, :10].any() and (np.abs(y[:, :, 10:] - v[:, :, 10:]) == 0).all()
 
@@ -584,3 +584,47 @@ def test_free_memory(rng):
     y = nprf.attention(q, q, q, features=f)
     nprf.free_memory()
     assert np.array_equal(nprf.attention(q, q, q, features=f), y)
+
+
+def test_references_refuse_options_that_they_do_not_have():
+    q = np.zeros((7, 8), np.float32)
+    attention = nprf.Attention(nprf.orf(8, 4))
+    for name in ("tolerance", "check_finite", "softmax_samples", "softmax_seed", "report"):
+        with pytest.raises(TypeError, match=f"attention.. got an unexpected keyword argument '{name}'"):
+            nprf.reference.softmax_attention(q, q, q, **{name: 1})
+        with pytest.raises(TypeError, match=f"attention.. got an unexpected keyword argument '{name}'"):
+            nprf.reference.kernelized_attention(attention, q, q, q, **{name: 1})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'offset'"):
+        nprf.reference.softmax_attention(q, q, q, offset=1)
+
+
+def test_references_over_a_grid_refuse_other_tokens():
+    x, more = np.ones((4, 8), np.float32), np.ones((300, 8), np.float32)
+    grid = nprf.Grid(2, 2, np.zeros((3, 3)))
+    attention = nprf.Attention(nprf.orf(8, 4), grid)
+    for call in (
+        lambda *arrays, **options: nprf.reference.kernelized_attention(attention, *arrays, **options),
+        lambda *arrays, **options: nprf.reference.softmax_attention(*arrays, grid, **options),
+    ):
+        assert np.isfinite(call(x, x, x)).all()
+        for arrays in ((x, more, more), (more, x, x), (more, more, more)):
+            with pytest.raises(ValueError, match="expected 4 rows"):
+                call(*arrays)
+        with pytest.raises(ValueError, match="expected 4 rows"):
+            call(x, x, x, cumulative_lengths=[0, 1, 4])
+    with pytest.raises(ValueError, match="offset: expected 0"):
+        nprf.reference.kernelized_attention(attention, x, x, x, offset=2)
+
+
+def test_a_row_that_only_padding_precedes_is_zero_beside_a_later_nan():
+    q, k, v = np.ones((3, 3, 8), np.float32)
+    k[1] = np.nan
+    y = nprf.reference.softmax_attention(q, k, v, causal=True, key_mask=np.array([False, True, True]))
+    assert (y[0] == 0).all() and np.isnan(y[1:]).all()
+
+
+def test_cumulative_lengths_have_at_least_one_number():
+    q = np.zeros((7, 8), np.float32)
+    for name in ("cumulative_lengths", "key_cumulative_lengths"):
+        with pytest.raises(ValueError, match=f"^{name}: expected at least one number"):
+            nprf.attention(q, q, q, features=nprf.orf(8, 4), **{name: []})

@@ -548,7 +548,7 @@ def test_derivatives_that_are_not_supported_are_refused(how):
 
 
 def test_what_is_near_to_derivatives_that_are_not_supported():
-    """Values under dual_level without tangents, and vmap, also in a graph of torch.compile."""
+    """Values under dual_level without tangents, and vmap, also under torch.compile."""
     x, features = torch.randn(2, H, N, D), nprf.orf(D, 16)
     function = lambda x: nprf.torch.attention(x, x, x, features=features)  # noqa: E731
 
@@ -559,7 +559,8 @@ def test_what_is_near_to_derivatives_that_are_not_supported():
     torch._dynamo.reset()
     for each in (under_a_level, torch.func.vmap(function)):
         assert torch.equal(each(x), function(x))
-        compiled = torch.compile(lambda x: each(x), fullgraph=True, backend="aot_eager")  # noqa: B023
+        is_graph = each is not under_a_level  # the call breaks a graph, in case that an input has a tangent
+        compiled = torch.compile(lambda x: each(x), fullgraph=is_graph, backend="aot_eager")  # noqa: B023
         assert torch.equal(compiled(x), function(x))
 
 
@@ -909,6 +910,7 @@ def test_a_state_dict_has_the_constants_of_the_feature_map(name):
     assert layer.state_dict()["features_constants"].dtype == torch.uint8
     torch.save(layer.state_dict(), file)
     file.seek(0)
+    fresh.load_state_dict({n: p for n, p in layer.state_dict().items() if "features" not in n}, strict=False)
     assert not torch.equal(fresh(x)[0], y)
     compiled = torch.compile(fresh, fullgraph=True, backend="aot_eager")
     compiled(x)
@@ -918,6 +920,8 @@ def test_a_state_dict_has_the_constants_of_the_feature_map(name):
         layer.redraw()
         fresh.load_state_dict(layer.state_dict())
         assert fresh.features == layer.features != one
+        layer.redraw(), fresh.redraw()
+        assert fresh.features == layer.features
     # a state dict of a layer around it, and one of an older version, without them
     model = torch.nn.Sequential(fresh)
     model.load_state_dict(torch.nn.Sequential(nprf.torch.Attention(24, 3, features=one, position="t5")).state_dict())
@@ -926,7 +930,8 @@ def test_a_state_dict_has_the_constants_of_the_feature_map(name):
     del state["features_constants"]
     kept = nprf.torch.Attention(24, 3, features=one, position="t5")
     kept.load_state_dict(state)
-    assert kept.features == one or name == "tilted"  # which has the seed of the state dict
+    assert kept.features == (one.redraw(layer.features.seed) if name == "tilted" else one)
+    kept.reset_parameters()
 
 
 def test_constants_that_do_not_fit():
@@ -937,11 +942,73 @@ def test_constants_that_do_not_fit():
     with pytest.raises(RuntimeError, match="features: expected a map of vectors of 8 numbers, got ProjectedFeatures"):
         layer.load_state_dict(wide.state_dict())
     state = layer.state_dict()
-    for text in (b"", b"nonsense", b'{"class": "system"}', b'{"class": "Tilt", "axes": 3, "a": 2}', b"[]"):
+    maps = (b'{"class": "system"}', b'{"class": "Tilt", "axes": 3, "a": 2}', b"[]", b"[" * 100000)
+    for text in (b"", b"nonsense", b"[]", *(b'{"redraws": 0, "map": ' + each + b"}" for each in maps)):
         state["features_constants"] = torch.tensor(list(text), dtype=torch.uint8)
         with pytest.raises(RuntimeError, match="features_constants: expected"):
             layer.load_state_dict(state)
+    for other in ("text", torch.zeros(3), torch.zeros((2, 2), dtype=torch.uint8)):
+        state["features_constants"] = other
+        with pytest.raises(RuntimeError, match="features_constants: expected a tensor uint8"):
+            layer.load_state_dict(state)
+    tilted = nprf.RandomFeatures("positive", 8, 6, tilt=nprf.oprf_tilt(8, 1.0))
+    with pytest.raises(RuntimeError, match="features_constants: expected a map with no seed of its own"):
+        layer.load_state_dict(nprf.torch.Attention(24, 3, features=tilted).state_dict())
     assert layer.features is before
+    random = nprf.torch.Attention(24, 3, features="orf", seed=5)
+    with pytest.raises(RuntimeError, match="features_constants: expected a map with one seed"):
+        heads = nprf.HeadFeatures([nprf.orf(8, 8, seed) for seed in range(3)])
+        random.load_state_dict(nprf.torch.Attention(24, 3, features=heads).state_dict(), strict=False)
+    assert random.features.seed == 5 and int(random.features_seed) == 5
+    layer.reset_parameters(), random.reset_parameters()
+
+
+def test_options_mean_the_same_in_a_graph():
+    q = torch.randn(1, 2, 9, 8)
+    features = nprf.taylor(8)
+
+    def attend(**options):
+        return nprf.torch.attention(q, q, q, features=features, **options)
+
+    for options in ({"causal": 2}, {"causal": 2, "near": True}, {"check_finite": 2}):
+        y = attend(**options)
+        assert torch.equal(torch.compile(attend, fullgraph=True, backend="aot_eager")(**options), y)
+    with pytest.raises(ValueError, match="check_finite"):
+        torch.compile(lambda x: nprf.torch.attention(x, q, q, features=features, check_finite=2), backend="aot_eager")(
+            q * torch.nan
+        )
+    for name in ("near", "offset", "sinks", "softmax_seed"):
+        for call in (attend, torch.compile(attend, backend="aot_eager")):
+            with pytest.raises(TypeError, match=f"{name}: expected an integer"):
+                call(**{name: 1.5})
+
+
+def test_arguments_of_other_types():
+    q = torch.randn(1, 2, 9, 8)
+    for arguments, name in (((None, q, q), "queries"), ((q, None, q), "keys"), ((q, q, None), "values")):
+        with pytest.raises(TypeError, match=f"^{name}: expected a tensor, got NoneType"):
+            nprf.torch.attention(*arguments, features=nprf.taylor(8))
+    with pytest.raises(TypeError, match="gradient_report: expected a function, got int"):
+        nprf.torch.attention(q, q, q, features=nprf.taylor(8), gradient_report=3)
+    for lengths in ([None], {0: 1}, "nine"):
+        with pytest.raises(TypeError, match="lengths: expected integers"):
+            nprf.torch.attention(q, q, q, features=nprf.taylor(8), lengths=lengths)
+    for empty in ([], torch.empty(0), torch.empty(0, dtype=torch.int64)):
+        with pytest.raises(ValueError, match="cumulative_lengths: expected .sequences . 1., got the shape .0."):
+            nprf.torch.attention(q, q, q, features=nprf.taylor(8), cumulative_lengths=empty)
+
+
+def test_a_graph_inside_a_level_of_forward_ad_loses_no_tangent():
+    q = torch.randn(1, 2, 9, 8)
+
+    def attend(x):
+        return nprf.torch.attention(x, q, q, features=nprf.taylor(8)) + (x * x).sum()
+
+    compiled = torch.compile(attend, backend="aot_eager")
+    with torch.autograd.forward_ad.dual_level():
+        assert torch.equal(compiled(q), attend(q))
+        with pytest.raises(NotImplementedError, match="forward_ad"):
+            compiled(torch.autograd.forward_ad.make_dual(q, torch.ones_like(q)))
 
 
 def test_options_of_a_call_of_a_layer():

@@ -3,6 +3,8 @@
 
 #include <cmath>
 #include <limits>
+#include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -36,7 +38,8 @@ struct Exact {
 // error is at most eps (d/2 + 4) |q||k| + eps |b|. This is the relative error of a weight, and the error of y is at
 // most twice as much times the weighted mean of |v|.
 template <Real T, Position P>
-Exact two_loops(const Tokens<T>& x, const P& position, Direction direction, double radius) {
+Exact two_loops(const Tokens<T>& x, const P& position, Direction direction, double radius,
+                std::span<const bool> key_mask = {}) {
   using Row = Vector<long double>;
   const Index n_q = x.q.rows(), n_k = x.k.rows(), d = x.q.cols(), d_v = x.v.cols();
   const auto normalised = [&](const Matrix<T>& m, Index i) -> Row {
@@ -52,6 +55,7 @@ Exact two_loops(const Tokens<T>& x, const P& position, Direction direction, doub
     for (Index j = 0; j < n_k; ++j) {
       const double b = bias_between(position, i, j, 0);
       if ((direction == Direction::causal && j > i) || b == minus_infinity) continue;
+      if (!key_mask.empty() && !key_mask[static_cast<std::size_t>(j)]) continue;
       const Row k = normalised(x.k, j);
       s[j] = b;
       for (Index c = 0; c < d; ++c) s[j] += q[c] * k[c];
@@ -312,6 +316,49 @@ TEST_CASE("neither a constant bias nor the values of masked keys change a bit of
   CHECK(same_bits<float>(run(1e6f), y));
   v.bottomRows(100).setConstant(std::numeric_limits<float>::max() / 4);
   CHECK(same_bits<float>(run(0).topRows(100), y.topRows(100)));
+}
+
+TEST_CASE("softmax attention with padding equals its formula, and does not depend on the padding", "[reference]") {
+  const Index n_q = 150, n_k = 600, d = 5;  // several tiles
+  const Tokens<double> x = random_tokens<double>(n_q, n_k, d, 3);
+  const std::unique_ptr<bool[]> kept(new bool[static_cast<std::size_t>(n_k)]);
+  const std::span<bool> mask(kept.get(), static_cast<std::size_t>(n_k));
+  for (const Index first : {Index(0), Index(300), n_k})  // the whole first tile of keys is padding, or all keys are
+    for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
+      CAPTURE(first, direction == Direction::causal);
+      Tokens<double> hidden = x;
+      for (Index j = 0; j < n_k; ++j) {
+        mask[static_cast<std::size_t>(j)] = j >= first && j % 3 == 0;
+        if (mask[static_cast<std::size_t>(j)]) continue;
+        hidden.k.row(j).setConstant(std::numeric_limits<double>::quiet_NaN());
+        hidden.v.row(j).setConstant(std::numeric_limits<double>::infinity());
+      }
+      const AlibiPosition<double> position(0.0625);
+      const Exact exact = two_loops(x, position, direction, 1, mask);
+      const Matrix<double> y = softmax_attention<double>(hidden.q, hidden.k, hidden.v, position, direction,
+                                                         Normalization::unit(1), nullptr, mask);
+      CHECK(worst_ratio(y, exact.y, exact.tolerance) <= 1);
+    }
+  check_invalid(
+      [&] {
+        softmax_attention<double>(x.q, x.k, x.v, NoPosition<double>(), Direction::bidirectional, Normalization::unit(1),
+                                  nullptr, mask.first(5));
+      },
+      {"key_mask", "600", "got 5"});
+}
+
+TEST_CASE("a row of softmax attention whose only keys so far are padding is zero beside a later NaN", "[reference]") {
+  Matrix<float> q = normal<float>(3, 4, 1), k = normal<float>(3, 4, 2), v = normal<float>(3, 2, 3);
+  k.row(1).setConstant(std::numeric_limits<float>::quiet_NaN());
+  const bool mask[] = {false, true, true};
+  const Matrix<float> y = reference::softmax_attention<float>(q, k, v, NoPosition<float>(), Direction::causal,
+                                                              Normalization::unit(1), nullptr, mask);
+  CHECK(y.row(0).isZero(0));
+  CHECK(y.row(1).array().isNaN().all());
+  k.setConstant(std::numeric_limits<float>::quiet_NaN());
+  const RelativePosition<float> masks_all(Vector<float>::Constant(1, -std::numeric_limits<float>::infinity()));
+  CHECK(reference::softmax_attention<float>(q, k, v, masks_all, Direction::bidirectional, Normalization::unit(1))
+            .isZero(0));
 }
 
 }  // namespace nprf::test::reference_softmax_attention

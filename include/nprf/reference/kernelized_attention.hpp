@@ -128,7 +128,8 @@ Matrix<T> weighted_means(const PairWeights<T>& weights, FunctionRef<double(Index
 /// The reference implementation of Attention: its formula as two plain loops in long double, with the near field and
 /// the sinks of its options. The weights exp(b) of each row are relative to the largest of the row.
 ///
-/// q (n_q,d) k (n_k,d) v (n_k,d_v) -> y (n_q,d_v). O(n_q n_k (r + d_v)). Throws InvalidArgument if shapes do not match.
+/// q (n_q,d) k (n_k,d) v (n_k,d_v) -> y (n_q,d_v). O(n_q n_k (r + d_v)). Throws InvalidArgument if shapes do not match,
+/// and for another number of tokens than a grid's, or an offset beside one.
 /// attends(i, j) states whether query i may attend to key j, in addition to direction and bias: for masks, lengths and
 /// packing. A key that no query may attend to does not affect the common factor of the keys' features.
 template <class F, class P>
@@ -139,6 +140,11 @@ Matrix<typename F::Scalar> kernelized_attention(const Attention<F, P>& attention
                                                 detail::Attends attends) {
   using T = typename F::Scalar;
   const AttentionShape shape = attention_shape<T>(q, k, v);
+  if (const PositionView<T> position(attention.position()); position.is_placed()) {
+    require(shape.n_q == position.tokens() && shape.n_k == shape.n_q, "queries and keys: expected ", position.tokens(),
+            " rows each (the position's tokens), got ", shape.n_q, " and ", shape.n_k);
+    require(offset == 0, "offset: expected 0 for a position that assigns slots, got ", offset);
+  }
   const bool causal = attention.options().direction == Direction::causal;
   const detail::PairWeights<T> weights(attention.features(), attention.position(), attention.options(), q, k, offset,
                                        attends);

@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <span>
 #include <vector>
 
+#include "nprf/core/error.hpp"
 #include "nprf/core/gemm.hpp"
 #include "nprf/core/resize.hpp"
 #include "nprf/core/shapes.hpp"
@@ -16,27 +18,69 @@
 
 namespace nprf::reference {
 
+namespace detail {
+
+/// The keys that are padding: those for which the mask is false. An empty mask has none.
+class Padding {
+ public:
+  /// Throws InvalidArgument unless the mask is empty or has n_k values.
+  Padding(std::span<const bool> key_mask, Index n_k) : m_mask(key_mask) {
+    const Index size = static_cast<Index>(key_mask.size());
+    require(size == 0 || size == n_k, "key_mask: expected ", n_k, " values (the number of keys), got ", size);
+  }
+
+  /// Sets the entries of padding in s, which has one for each of the keys j0, j0 + 1, ...
+  template <class Row>
+  void fill(Row& s, Index j0, typename Row::Scalar value) const {
+    for (Index j = 0; !m_mask.empty() && j < s.size(); ++j)
+      if (!m_mask[static_cast<std::size_t>(j0 + j)]) s[j] = value;
+  }
+
+  /// v (n_k,d_v) with zeros in the rows of padding; empty without padding.
+  template <Real T>
+  Matrix<T> without(const MatrixView<T>& v) const {
+    Matrix<T> kept;
+    if (!m_mask.empty()) kept = v;
+    for (Index p = 0; p < kept.cols(); ++p) {
+      auto column = kept.col(p);
+      fill(column, 0, T(0));
+    }
+    return kept;
+  }
+
+ private:
+  std::span<const bool> m_mask;
+};
+
+}  // namespace detail
+
 /// Exact softmax attention with a relative position bias, y_i = sum_j softmax_j(q_i.k_j + b[j-i]) v_j, for normalised
 /// q and k (Normalization::none() divides the logits by sqrt(d)). Kernelized attention is measured against it.
 ///
 /// q (n_q,d) k (n_k,d) v (n_k,d_v) -> y (n_q,d_v). O(n_q n_k (d + d_v)), memory O((n_q + n_k)(d + d_v)). It uses tiles
 /// with a running maximum (Milakov and Gimelshein 2018) and all threads; the calling thread calls `poll`, unless null,
-/// between tiles of rows, and an exception from it ends the call. Throws InvalidArgument if shapes do not match, or if
-/// the position is built for another direction (T5Position) or another number of tokens (GridPosition).
+/// between tiles of rows, and an exception from it ends the call. key_mask has one value for each key, false for
+/// padding, whose numbers have no effect; empty: there is none. A row that attends to no key is zero. Throws
+/// InvalidArgument if shapes do not match, or if the position is built for another direction (T5Position) or another
+/// number of tokens (GridPosition).
 template <OnlyReal T, Position P>
 Matrix<T> softmax_attention(const std::type_identity_t<MatrixView<T>>& q, const std::type_identity_t<MatrixView<T>>& k,
                             const std::type_identity_t<MatrixView<T>>& v, const P& position, Direction direction,
-                            Normalization normalization, void (*poll)() = nullptr) {
+                            Normalization normalization, void (*poll)() = nullptr,
+                            std::span<const bool> key_mask = {}) {
   constexpr Index tile_rows = 128, tile_cols = 256;
   constexpr T minus_infinity = -std::numeric_limits<T>::infinity();
   check_position(position, direction);
   const AttentionShape shape = attention_shape<T>(q, k, v);
   const Index n_q = shape.n_q, n_k = shape.n_k, d_v = shape.d_v;
+  const detail::Padding padding(key_mask, n_k);
 
   const Matrix<T> qs = normalization.row_scale<T>(q).asDiagonal() * q;                // (n_q,d)
   const Matrix<T> kt = (normalization.row_scale<T>(k).asDiagonal() * k).transpose();  // (d,n_k)
   const BiasRows<T, P> b(position, direction, n_q, n_k);
   const bool any_masked = b.any_masked();
+  const Matrix<T> kept = padding.template without<T>(v);
+  const MatrixView<T> values = key_mask.empty() ? v : MatrixView<T>(kept);  // (n_k,d_v)
 
   Matrix<T> y = Matrix<T>::Zero(n_q, d_v);
   std::vector<Workspace> workspaces(static_cast<std::size_t>(num_threads()));
@@ -54,9 +98,12 @@ Matrix<T> softmax_attention(const std::type_identity_t<MatrixView<T>>& q, const 
         auto s = S.row(i).array();
         const auto bias = biases.row(i, j0, cols);
         s += bias;
+        padding.fill(s, j0, minus_infinity);
         T new_max = s.maxCoeff();  // it may ignore a NaN, which then makes the sum NaN
+        if (std::isnan(new_max))   // perhaps of a key that the row does not attend to
+          new_max = (bias == minus_infinity).select(minus_infinity, s).template maxCoeff<Eigen::PropagateNumbers>();
         if (new_max < largest[i]) new_max = largest[i];
-        if (new_max == minus_infinity && !s.isNaN().any()) {  // every logit so far is -infinity
+        if (new_max == minus_infinity && !(s.isNaN() && bias != minus_infinity).any()) {  // no key so far
           s.setZero();
           continue;
         }
@@ -69,9 +116,10 @@ Matrix<T> softmax_attention(const std::type_identity_t<MatrixView<T>>& q, const 
         s = (s - new_max).exp();
         // Eigen's exp(-infinity) may be positive
         if (any_masked) s = (bias == minus_infinity).select(T(0), s);
+        padding.fill(s, j0, T(0));
         sum[i] += s.sum();
       }
-      add_product(out, S, v.middleRows(j0, cols));  // (rows,d_v)
+      add_product(out, S, values.middleRows(j0, cols));  // (rows,d_v)
     }
     for (Index i = 0; i < rows; ++i)
       if (largest[i] != minus_infinity) out.row(i) /= sum[i];

@@ -43,27 +43,31 @@ _classes: dict[str, Any] = {
 
 
 def has_constants(features: Features) -> bool:
-    """Whether the map has other numbers than its sizes and one seed."""
-    if isinstance(features, RandomFeatures):
+    """Whether it is a map of this package that has other numbers than its sizes and one seed."""
+    if type(features) is RandomFeatures:
         return features.tilt is not None
-    return not isinstance(features, (EluFeatures, TaylorFeatures))
+    return type(features) in _classes.values() and not isinstance(features, (EluFeatures, TaylorFeatures))
 
 
-def constants_of(features: Features) -> Tensor:
-    """The map as bytes, uint8 [n] on the CPU."""
-    text = json.dumps(_described(features))
+def constants_of(features: Features, redraws: int) -> Tensor:
+    """The map, and the number that its next redraw begins with, as bytes, uint8 [n] on the CPU."""
+    text = json.dumps({"map": _described(features), "redraws": redraws})
     return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
 
-def features_of_constants(constants: Tensor) -> Features:
-    """The map that constants_of() wrote. ValueError for other bytes."""
+def features_of_constants(constants: Any) -> tuple[Features, int]:
+    """What constants_of() was called with. ValueError for other than its bytes."""
+    if not isinstance(constants, Tensor) or constants.dtype != torch.uint8 or constants.dim() != 1:
+        got = f"{constants.dtype} {list(constants.shape)}" if isinstance(constants, Tensor) else type(constants).__name__
+        raise ValueError(f"features_constants: expected a tensor uint8 [n], got {got}")
     try:
-        made = _made(json.loads(constants.cpu().numpy().tobytes().decode()))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"features_constants: expected the bytes of a feature map, got others: {error}") from error
+        found = json.loads(constants.cpu().numpy().tobytes().decode())
+        made, redraws = _made(found["map"]), int(found["redraws"])
+    except Exception as error:  # of a file's contents, which may be anything
+        raise ValueError(f"features_constants: expected the bytes of a feature map, got others: {error!r}") from error
     if not isinstance(made, Features):
         raise ValueError(f"features_constants: expected a feature map, got {type(made).__name__}")
-    return made
+    return made, redraws
 
 
 def _described(x: Any) -> Any:

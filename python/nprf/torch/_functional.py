@@ -327,7 +327,7 @@ def _check_tensors(q: Tensor, **others: Optional[Tensor]) -> None:
     """TypeError for other than tensors, ValueError for those that are not on the queries' device, and for sparse
     ones."""
     for name, x in (("queries", q), *others.items()):
-        if x is None:
+        if x is None and name not in ("queries", "keys", "values"):
             continue
         if not isinstance(x, Tensor):
             raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
@@ -345,7 +345,8 @@ def _has_derivatives_of_func() -> bool:
     return any(each.key() in differentiates for each in torch._C._functorch.get_interpreter_stack() or ())
 
 
-# dynamo calls it and takes the result as a constant: torch.compiler.assume_constant_result, which would import dynamo
+# dynamo calls it and takes the result as a constant, as after torch.compiler.assume_constant_result, which imports
+# dynamo
 _has_derivatives_of_func._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -426,9 +427,11 @@ def _packing(cumulative: Optional[Integers], of_keys: Optional[Integers]) -> Opt
     if of_keys is not None:
         rows.append(check_integers("key_cumulative_lengths", of_keys))
     for name, x in zip(("cumulative_lengths", "key_cumulative_lengths"), rows):
-        if x.dim() != 1 or x.shape != rows[0].shape:
+        if x.dim() != 1 or x.shape[0] == 0 or x.shape != rows[0].shape:
             expected = "[sequences + 1]" if x is rows[0] else f"{list(rows[0].shape)} (as cumulative_lengths)"
             raise ValueError(f"{name}: expected {expected}, got the shape {list(x.shape)}")
+        if x.device != rows[0].device:
+            raise ValueError(f"{name}: expected a tensor on {rows[0].device}, got one on {x.device}")
     return torch.stack([x.to(torch.int64) for x in rows])
 
 
@@ -504,10 +507,12 @@ def _attend_in_a_graph(call: _Call, features: Features) -> Tensor:
         raise ValueError("gradient_report: expected None in a graph of torch.compile and on a GPU, got a function")
     call.check_tensors()
     call.check_derivatives()
+    if forward_ad._current_level >= 0:  # a graph would not find tangents of its inputs
+        raise NotImplementedError("attention: expected no level of forward_ad around a graph of torch.compile")
     # a layer's map is a tensor in a graph, so that layers share one; on a GPU a tensor on the CPU would rule out CUDA
     # graphs
     of_graph = None if call.q.is_cuda else getattr(features, "_of_graph", None)
-    options = Options(features._identity if of_graph is None else "0", *call.options)
+    options = Options(features._identity if of_graph is None else "0", *_checked_options(*call.options))
     x = call.arguments(options)
     y: Tensor = attention_op(*x, of_graph, options.text(), _needs_gradients(x))[0]
     return y if y.dtype == call.q.dtype else y.to(call.q.dtype)
@@ -517,7 +522,6 @@ _known_options = functools.lru_cache(maxsize=1024)(Options)  # calls with the sa
 
 
 def _checked_options(
-    features: Features,
     position: str,
     causal: bool,
     near: int,
@@ -530,19 +534,20 @@ def _checked_options(
     softmax_samples: int,
     softmax_seed: int,
     check_finite: bool,
-) -> Options:
-    """TypeError for numbers that are not integers."""
-    return _known_options(
-        features._identity, position, bool(causal), index_of(near, "near"), radius, engine, tokens_first,
-        index_of(offset, "offset"), float(tolerance), index_of(sinks, "sinks"),
-        index_of(softmax_samples, "softmax_samples"), index_of(softmax_seed, "softmax_seed"), bool(check_finite),
+) -> tuple[Any, ...]:
+    """Those of Options but the map. TypeError for numbers that are not integers."""
+    return (
+        position, bool(causal), index_of(near, "near"), radius, engine, tokens_first, index_of(offset, "offset"),
+        float(tolerance), index_of(sinks, "sinks"), index_of(softmax_samples, "softmax_samples"),
+        index_of(softmax_seed, "softmax_seed"), bool(check_finite),
     )  # fmt: skip
 
 
 def _attend(call: _Call, features: Features) -> Union[Tensor, tuple[Tensor, Report]]:
     """attention() outside of graphs."""
     q = call.q
-    is_plain = _is_plain(q, call.k, call.v, call.bias, call.extra, call.padding)
+    has_values = call.k is not None and call.v is not None
+    is_plain = has_values and _is_plain(q, call.k, call.v, call.bias, call.extra, call.padding)
     if not is_plain:
         call.check_tensors()
     if not is_plain or forward_ad._current_level >= 0:
@@ -551,7 +556,7 @@ def _attend(call: _Call, features: Features) -> Union[Tensor, tuple[Tensor, Repo
         raise ValueError("report: expected False in a graph of torch.compile and on a GPU, got True")
     if call.gradient_report is not None and (q.is_cuda or not is_plain):
         raise ValueError("gradient_report: expected None on a GPU, under transforms and under modes, got a function")
-    options = _checked_options(features, *call.options)
+    options = _known_options(features._identity, *_checked_options(*call.options))
     x = call.arguments(options)
     save = _needs_gradients(x)
     if call.report:
@@ -659,10 +664,10 @@ def attention(
     key_cumulative_lengths of their keys, if these differ; integers, a tensor or a list. tolerance: of rounding errors.
     check_finite: ValueError for inputs that are not finite.
 
-    With report=True (y, nprf.Report), with softmax_samples rows of each head compared with exact softmax.
-    gradient_report: a function that each backward calls with its nprf.GradientReport, such as the append of a list.
-    Others as in nprf.Attention. Packed sequences, a tolerance, check_finite and both reports are of the CPU: ValueError
-    on a GPU.
+    With report=True (y, nprf.Report), with softmax_samples rows of each sequence of each head compared with exact
+    softmax. gradient_report: a function that each backward calls with its nprf.GradientReport, such as the append of a
+    list; ValueError for subclasses of tensors, and under transforms and modes, a default device among them. Others as
+    in nprf.Attention. Packed sequences, a tolerance, check_finite and both reports are of the CPU: ValueError on a GPU.
 
     Under torch.compile a call is one operator of the graph, whose options are constants: another tolerance, or new
     lengths unless they are a tensor, compile it anew. It has no reports: report=True and a gradient_report break the
@@ -681,6 +686,8 @@ def attention(
         raise ValueError(f"bias: expected the parameters of position={position!r}, got None")
     if extra is not None and not named.startswith("grid"):
         raise ValueError(f"extra: expected None without a grid, got biases with position={position!r}")
+    if gradient_report is not None and not callable(gradient_report):
+        raise TypeError(f"gradient_report: expected a function, got {type(gradient_report).__name__}")
     if softmax_samples != 0 and not report:
         raise ValueError(f"softmax_samples: expected 0 without report=True, got {softmax_samples}")
     options = (

@@ -14,7 +14,10 @@ Integers = Union[Tensor, Sequence[int]]
 
 def check_integers(name: str, x: Integers) -> Tensor:
     """x as a tensor, x itself if it is one. TypeError for other types."""
-    found = x if isinstance(x, Tensor) else torch.as_tensor(x, device="cpu")
+    try:
+        found = x if isinstance(x, Tensor) else torch.as_tensor(x, device="cpu")
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise TypeError(f"{name}: expected integers, got {x!r}") from error
     if found.numel() > 0 and (found.is_floating_point() or found.is_complex() or found.dtype == torch.bool):
         raise TypeError(f"{name}: expected integers, got {found.dtype}")
     return found

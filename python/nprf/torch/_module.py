@@ -97,9 +97,9 @@ class Attention(nn.Module):
     It loads the state dict of nn.MultiheadAttention: with strict=False if it has a position or random features, whose
     position_bias, position_slopes and features_seed are not in it and stay as they are.
 
-    Its own state dict has the feature map: features_seed of random features, and features_constants, bytes, of a map
-    that is calibrated, projected, centred, tilted, or one for each head. Loading replaces the map of the layer by that
-    of the state dict; a state dict without features_constants leaves it as it is.
+    Its own state dict has features_seed, the seed of random features, and features_constants (uint8), the whole map,
+    if it is calibrated, projected, centred, tilted, or one for each head. Loading takes the seed or the map from the
+    state dict; without both the layer's map stays. Kinds and sizes of other maps are the layer's.
 
     position: None, "t5" (learned, `buckets`), "table" (learned, 2 `reach` + 1 lags), "alibi" (fixed slopes), or
     ("grid", H, W) (learned). All have a bias for each head, the parameter `position_bias`, initially 0;
@@ -197,14 +197,14 @@ class Attention(nn.Module):
         with torch.no_grad():
             if self._position == "alibi":
                 self.position_slopes.copy_(torch.as_tensor(alibi_slopes(self.num_heads)))
-            if isinstance(self.features, RandomFeatures):
+            if isinstance(self.features, RandomFeatures):  # it has a seed (_load_from_state_dict)
                 self.features_seed.fill_(_int64_of(self.features.seed))
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """Also features_constants, the map as bytes, if it has constants (_constants.py)."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if has_constants(self.features):
-            destination[prefix + "features_constants"] = constants_of(self.features)
+            destination[prefix + "features_constants"] = constants_of(self.features, self._redraws)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
         """Also the feature map. Without constants and a seed in the state dict it stays as it is."""
@@ -212,7 +212,12 @@ class Attention(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *others)
         try:
             if constants is not None:
-                self._features._set(features=_of_vectors(features_of_constants(constants), self.head_dim))
+                made, redraws = features_of_constants(constants)
+                if isinstance(made, RandomFeatures) != ("features_seed" in self._buffers):
+                    expected = "one seed" if "features_seed" in self._buffers else "no seed of its own"
+                    raise ValueError(f"features_constants: expected a map with {expected}, as the layer's, got {made}")
+                self._features._set(features=_of_vectors(made, self.head_dim))
+                self._redraws = redraws
             elif seed is not None and isinstance(self.features, RandomFeatures):
                 self._features._set(features=self.features.redraw(int(seed) % 2**64))
         except ValueError as error:
