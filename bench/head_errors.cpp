@@ -115,11 +115,10 @@ void print_table(const std::filesystem::path& folder, const Folders& samples, co
     print_error("Taylor", half, std::vector{TaylorFeatures<float>({.input_dim = d})}, near);
   for (const Index near : {0, 32, 64})
     for (const Index features : {d + 1, d + 37}) print_error("calibrated", half, half.calibrated(features, near), near);
-  for (const Index near : {0, 32, 64}) {
-    if (direction == Direction::causal) break;  // constants would depend on later tokens
-    for (const Index second : {0, 8})
-      print_error("constants of the measured tokens", half, maps_of_measured_tokens(half, second), near);
-  }
+  if (direction == Direction::bidirectional)  // causal ones would depend on later tokens
+    for (const Index near : {0, 32, 64})
+      for (const Index second : {0, 8})
+        print_error("constants of the measured tokens", half, maps_of_measured_tokens(half, second), near);
   print("the bias alone", 0, 0, half.error_of_bias_alone(), 0);
   print("mean of the values", 0, 0, half.error_of_mean_value(), 0);
 }
@@ -136,11 +135,11 @@ int main(int argc, char** argv) {
     print_table(folder, samples, "Queries and keys of norm 1", Normalization::unit(1), bidirectional);
     print_table(folder, samples, "Queries and keys of norm 2", Normalization::unit(2), bidirectional);
     print_table(folder, samples, "Queries and keys of the model, q.k / sqrt(d)", Normalization::none(), bidirectional);
-    print_table(folder, samples, "Causal, of norm 1", Normalization::unit(1), causal);
-    print_table(folder, samples, "Causal, of norm 2", Normalization::unit(2), causal);
-    print_table(folder, samples, "Causal, of the model, q.k / sqrt(d)", Normalization::none(), causal);
+    print_table(folder, samples, "Causal, queries and keys of norm 1", Normalization::unit(1), causal);
+    print_table(folder, samples, "Causal, queries and keys of norm 2", Normalization::unit(2), causal);
+    print_table(folder, samples, "Causal, queries and keys of the model, q.k / sqrt(d)", Normalization::none(), causal);
     if (exists(folder / "bias.npy"))
-      print_table(folder, samples, "Bidirectional, of the model, with its own bias", Normalization::none(),
+      print_table(folder, samples, "Queries and keys of the model, with its own bias", Normalization::none(),
                   bidirectional, demo::biases_of(folder / "bias.npy"));
   } catch (const std::exception& error) {
     std::fprintf(stderr, "head_errors: %s\n", error.what());

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 #
 # What our own programs for a GPU are compiled with: for the devices that are here, or, where there are none, for those
-# from Volta to Hopper that the toolkit supports. -D CMAKE_CUDA_ARCHITECTURES=70 selects others. Optimisation flags are for the
-# host's code: the device's is optimised anyhow.
+# from Volta to Hopper that the toolkit supports. -D CMAKE_CUDA_ARCHITECTURES=70 selects others. Optimisation flags are
+# for the host's code: the device's is optimised anyhow.
 
 if(NOT TARGET nprf::cuda)
   message(FATAL_ERROR "nprf: programs for a GPU need a CUDA toolkit, 12.0 or newer")

@@ -31,32 +31,26 @@ struct LevelFunctions {
   }
 };
 
-/// The table of a level: its functions, and the sizes of the classes whose objects both sides share.
+/// The sizes of the classes whose objects the program and a level share, and the alignment of Eigen's memory.
+constexpr auto shared_sizes() {
+  using T = float;
+#define NPRF_SIZE(FIRST, T, NAME, ...) sizeof(__VA_ARGS__),
+  return std::to_array<std::size_t>({NPRF_FEATURE_MAPS(NPRF_SIZE, , T)  //
+                                     sizeof(Batch<T>),
+                                     sizeof(Saved<T>), sizeof(SavedSequence<T>), sizeof(HeadModels<T>),
+                                     sizeof(FeatureMapView<T>), sizeof(PositionView<T>), sizeof(Workspace),
+                                     sizeof(CallOptions), EIGEN_MAX_ALIGN_BYTES});
+#undef NPRF_SIZE
+}
+
+/// The table of a level: its functions, and the sizes that must be the program's.
 struct Level {
-  using Sizes = std::array<std::size_t, 15>;
+  using Sizes = decltype(shared_sizes());
 
   LevelFunctions<float> of_float;
   LevelFunctions<double> of_double;
   Sizes sizes;
 
-  static constexpr Sizes shared_sizes() {
-    using T = float;
-    return {sizeof(Batch<T>),
-            sizeof(Saved<T>),
-            sizeof(SavedSequence<T>),
-            sizeof(HeadModels<T>),
-            sizeof(FeatureMapView<T>),
-            sizeof(PositionView<T>),
-            sizeof(PositiveFeatures<T>),
-            sizeof(TrigonometricFeatures<T>),
-            sizeof(EluFeatures<T>),
-            sizeof(TaylorFeatures<T>),
-            sizeof(CalibratedFeatures<T>),
-            sizeof(Centred<PositiveFeatures<T>>),
-            sizeof(Workspace),
-            sizeof(CallOptions),
-            EIGEN_MAX_ALIGN_BYTES};
-  }
   static constexpr Level compiled() {
     return {LevelFunctions<float>::compiled(), LevelFunctions<double>::compiled(), shared_sizes()};
   }

@@ -54,7 +54,7 @@ CpuLevel choose_level() {
 const Level& choose_table() {
   const Level* const tables[] = {&nprf_level_baseline, &nprf_level_v3, &nprf_level_v4};
   const Level& level = *tables[static_cast<int>(cpu_level())];
-  if (level.sizes != Level::shared_sizes())
+  if (level.sizes != shared_sizes())
     throw std::logic_error("nprf: a class has another layout in the code of this level");
   return level;
 }

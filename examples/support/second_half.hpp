@@ -18,7 +18,8 @@ class SecondHalf {
   using View = nprf::HeadsView<const float>;
   using Positions = std::vector<nprf::RelativePosition<float>>;
 
-  /// For queries, keys and values of the whole text (1,heads,tokens,channels), and one position or one for each head.
+  /// For queries, keys and values of the whole text (1,heads,tokens,channels), and one position or one for each head;
+  /// bidirectional or causal.
   SecondHalf(const View& q, const View& k, const View& v, nprf::Normalization normalization,
              Positions positions = {falling_bias()}, nprf::Direction direction = nprf::Direction::bidirectional)
       : m_q(q),
@@ -72,7 +73,7 @@ class SecondHalf {
     return report;
   }
 
-  /// The error of no attention at all: every row the mean of the values, of the earlier ones in causal attention.
+  /// The error of no attention at all: every row the mean of the values, of those so far in causal attention.
   double error_of_mean_value() const {
     return error([&](nprf::Index, const nprf::Matrix<float>& q, const auto& k, const auto& v) {
       return nprf::reference::softmax_attention<float>(0 * q, k, v, nprf::NoPosition<float>(), m_direction,

@@ -61,7 +61,7 @@ endif()
 
 if(WAY STREQUAL "levels")
   foreach(level baseline v3 v4)
-    # the only symbol of a level that the linker can use is its table, so that it cannot take a function of it for the program's
+    # the linker can use only the table of a level, so that it cannot take a function of it for the program's
     execute_process(COMMAND nm --extern-only --defined-only --format=posix ${WORK}/build/nprf_level_${level}.o
       OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
     if(NOT symbols MATCHES "nprf_level_${level} [DR] " OR symbols MATCHES " [TWtwui] ")

@@ -31,7 +31,8 @@ TEST_CASE("weights of the border are relative to the largest bias of their row, 
 
 TEST_CASE("a causal query of the border attends to itself and to earlier tokens without a slot", "[core]") {
   for (const int e : {0, 1, 2}) {
-    CHECK(is_later_in_border(e, 0));  // every key with a slot
+    CHECK(is_later_in_border(e, 0));   // every key with a slot
+    CHECK(!is_later_in_border(e, 1));  // every query with a slot
     for (const int f : {0, 1, 2}) CHECK(is_later_in_border(e, 2 + f) == (f > e));
   }
 }

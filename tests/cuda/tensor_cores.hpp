@@ -14,7 +14,7 @@ template <int>
 __global__ void empty_kernel() {}
 
 /// Whether the device has an instruction for features of this type, and the program was compiled for it. A test that
-/// needs it returns if there is none; with a warning that it was skipped. Those in float need no tensor cores.
+/// needs it returns with a warning if there is none. Those in float need no tensor cores.
 template <class Feature, cuda::MmaShape shape = cuda::MmaShape::native>
 bool can_multiply() {
   if constexpr (std::is_same_v<Feature, float>) {

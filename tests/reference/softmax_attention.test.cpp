@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <random>
 #include <span>
 #include <string>
 #include <utility>
@@ -319,7 +320,7 @@ TEST_CASE("neither a constant bias nor the values of masked keys change a bit of
 }
 
 TEST_CASE("softmax attention with padding equals its formula, and does not depend on the padding", "[reference]") {
-  const Index n_q = 150, n_k = 600, d = 5;  // several tiles
+  const Index n_q = 600, n_k = 600, d = 5;  // several tiles
   const Tokens<double> x = random_tokens<double>(n_q, n_k, d, 3);
   const std::unique_ptr<bool[]> kept(new bool[static_cast<std::size_t>(n_k)]);
   const std::span<bool> mask(kept.get(), static_cast<std::size_t>(n_k));
@@ -355,7 +356,44 @@ TEST_CASE("a row of softmax attention whose only keys so far are padding is zero
                                                               Normalization::unit(1), nullptr, mask);
   CHECK(y.row(0).isZero(0));
   CHECK(y.row(1).array().isNaN().all());
-  k.setConstant(std::numeric_limits<float>::quiet_NaN());
+}
+
+TEST_CASE("a NaN in a key that a row of softmax attention does not attend to has no effect", "[reference]") {
+  std::mt19937 random(5);
+  for (const Index n : {4, 19, 300})
+    for (const double length : {1.0, 40.0})
+      for (const Direction direction : {Direction::bidirectional, Direction::causal})
+        for (int round = 0; round < 20; ++round) {
+          CAPTURE(n, length, direction == Direction::causal, round);
+          Tokens<float> x = random_tokens<float>(n, n, 4, 2, static_cast<std::uint64_t>(round));
+          x.q *= static_cast<float>(length), x.k *= static_cast<float>(length);
+          Vector<float> b(2 * n - 1);
+          for (Index l = 0; l < b.size(); ++l) b[l] = random() % 2 ? static_cast<float>(minus_infinity) : 0;
+          const RelativePosition<float> position(b);
+          const auto y_of = [&] {
+            return softmax_attention<float>(x.q, x.k, x.v, position, direction, Normalization::none());
+          };
+          const Matrix<float> without = y_of();
+          std::vector<bool> is_nan(static_cast<std::size_t>(n));
+          for (int i = 0; i < 3; ++i) is_nan[random() % static_cast<unsigned>(n)] = true;
+          for (Index j = 0; j < n; ++j)
+            if (is_nan[static_cast<std::size_t>(j)]) x.k.row(j).setConstant(std::numeric_limits<float>::quiet_NaN());
+          const Matrix<float> y = y_of();
+          Index wrong = 0;
+          for (Index i = 0; i < n; ++i) {
+            bool attends = false;
+            for (Index j = 0; j < n; ++j)
+              attends = attends || (is_nan[static_cast<std::size_t>(j)] && b[j - i + n - 1] == 0 &&
+                                    (direction == Direction::bidirectional || j <= i));
+            wrong += attends ? !y.row(i).array().isNaN().all() : !same_bits<float>(y.row(i), without.row(i));
+          }
+          CHECK(wrong == 0);
+        }
+}
+
+TEST_CASE("rows of softmax attention that attend to no key are zero, even if all keys are NaN", "[reference]") {
+  const Matrix<float> q = normal<float>(3, 4, 1), v = normal<float>(3, 2, 3);
+  const Matrix<float> k = Matrix<float>::Constant(3, 4, std::numeric_limits<float>::quiet_NaN());
   const RelativePosition<float> masks_all(Vector<float>::Constant(1, -std::numeric_limits<float>::infinity()));
   CHECK(reference::softmax_attention<float>(q, k, v, masks_all, Direction::bidirectional, Normalization::unit(1))
             .isZero(0));

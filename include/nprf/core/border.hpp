@@ -43,7 +43,7 @@ NPRF_HOST_DEVICE constexpr bool is_own_in_border(Index column) { return column !
 /// The weight of an entry of the border in some column, with bias b, the same for the CPU and for GPUs: exp(b -
 /// largest), but the row of a query without a slot is relative to its own largest bias. 0 for b = -infinity.
 template <class T>
-NPRF_HOST_DEVICE inline T border_weight(double b, int column, double largest, double largest_of_row) {
+NPRF_HOST_DEVICE inline T border_weight(double b, Index column, double largest, double largest_of_row) {
   return b > detail::minus_infinity
              ? static_cast<T>(std::exp(b - (is_own_in_border(column) ? largest_of_row : largest)))
              : T(0);

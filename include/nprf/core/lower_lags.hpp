@@ -46,8 +46,7 @@ Border<double> border_biases(const T* extra, Index E, Direction direction, Stora
   double* b = storage.template take<double>(E * (E + 2));
   for (Index e = 0; e < E; ++e)
     for (Index f = 0; f < E + 2; ++f) {
-      const bool is_later =
-          direction == Direction::causal && is_later_in_border(static_cast<int>(e), static_cast<int>(f));
+      const bool is_later = direction == Direction::causal && is_later_in_border(e, f);
       b[e * (E + 2) + f] = is_later ? LagProblem<T>::minus_infinity : extra[e * (E + 2) + f];
     }
   return {E, b};
@@ -73,8 +72,7 @@ Border<T> border_weights(const Border<double>& biases, double largest, Storage& 
     double row = LagProblem<T>::minus_infinity;
     for (Index f = 0; f < E + 2; ++f)
       if (is_own_in_border(f)) row = std::max(row, b[f]);
-    for (Index f = 0; f < E + 2; ++f)
-      weights[e * (E + 2) + f] = border_weight<T>(b[f], static_cast<int>(f), largest, row);
+    for (Index f = 0; f < E + 2; ++f) weights[e * (E + 2) + f] = border_weight<T>(b[f], f, largest, row);
   }
   return {E, weights};
 }

@@ -60,9 +60,10 @@ class Padding {
 /// q (n_q,d) k (n_k,d) v (n_k,d_v) -> y (n_q,d_v). O(n_q n_k (d + d_v)), memory O((n_q + n_k)(d + d_v)). It uses tiles
 /// with a running maximum (Milakov and Gimelshein 2018) and all threads; the calling thread calls `poll`, unless null,
 /// between tiles of rows, and an exception from it ends the call. key_mask has one value for each key, false for
-/// padding, whose numbers have no effect; empty: there is none. A row that attends to no key is zero. Throws
-/// InvalidArgument if shapes do not match, or if the position is built for another direction (T5Position) or another
-/// number of tokens (GridPosition).
+/// padding, whose numbers have no effect; empty: there is none. Keys that direction or bias exclude have no effect
+/// either, unless their values are not finite. A row that attends to no key is zero. Throws InvalidArgument if shapes
+/// do not match, or if the position is built for another direction (T5Position) or another number of tokens
+/// (GridPosition).
 template <OnlyReal T, Position P>
 Matrix<T> softmax_attention(const std::type_identity_t<MatrixView<T>>& q, const std::type_identity_t<MatrixView<T>>& k,
                             const std::type_identity_t<MatrixView<T>>& v, const P& position, Direction direction,
@@ -99,11 +100,11 @@ Matrix<T> softmax_attention(const std::type_identity_t<MatrixView<T>>& q, const 
         const auto bias = biases.row(i, j0, cols);
         s += bias;
         padding.fill(s, j0, minus_infinity);
-        T new_max = s.maxCoeff();  // it may ignore a NaN, which then makes the sum NaN
-        if (std::isnan(new_max))   // perhaps of a key that the row does not attend to
-          new_max = (bias == minus_infinity).select(minus_infinity, s).template maxCoeff<Eigen::PropagateNumbers>();
+        // no NaN of a key that the row does not attend to; others make the sum NaN
+        if (any_masked) s = (bias == minus_infinity).select(minus_infinity, s);
+        T new_max = s.template maxCoeff<Eigen::PropagateNumbers>();
         if (new_max < largest[i]) new_max = largest[i];
-        if (new_max == minus_infinity && !(s.isNaN() && bias != minus_infinity).any()) {  // no key so far
+        if (new_max == minus_infinity && !s.isNaN().any()) {  // no key so far
           s.setZero();
           continue;
         }
@@ -116,7 +117,6 @@ Matrix<T> softmax_attention(const std::type_identity_t<MatrixView<T>>& q, const 
         s = (s - new_max).exp();
         // Eigen's exp(-infinity) may be positive
         if (any_masked) s = (bias == minus_infinity).select(T(0), s);
-        padding.fill(s, j0, T(0));
         sum[i] += s.sum();
       }
       add_product(out, S, values.middleRows(j0, cols));  // (rows,d_v)
