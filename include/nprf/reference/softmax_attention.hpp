@@ -79,7 +79,7 @@ Matrix<T> softmax_attention(const std::type_identity_t<MatrixView<T>>& q, const 
   const Matrix<T> qs = normalization.row_scale<T>(q).asDiagonal() * q;                // (n_q,d)
   const Matrix<T> kt = (normalization.row_scale<T>(k).asDiagonal() * k).transpose();  // (d,n_k)
   const BiasRows<T, P> b(position, direction, n_q, n_k);
-  const bool any_masked = b.any_masked();
+  const bool any_masked = b.any_masked(), may_be_nan = !qs.allFinite() || !kt.allFinite();
   const Matrix<T> kept = padding.template without<T>(v);
   const MatrixView<T> values = key_mask.empty() ? v : MatrixView<T>(kept);  // (n_k,d_v)
 
@@ -100,11 +100,10 @@ Matrix<T> softmax_attention(const std::type_identity_t<MatrixView<T>>& q, const 
         const auto bias = biases.row(i, j0, cols);
         s += bias;
         padding.fill(s, j0, minus_infinity);
-        // no NaN of a key that the row does not attend to; others make the sum NaN
-        if (any_masked) s = (bias == minus_infinity).select(minus_infinity, s);
-        T new_max = s.template maxCoeff<Eigen::PropagateNumbers>();
-        if (new_max < largest[i]) new_max = largest[i];
-        if (new_max == minus_infinity && !s.isNaN().any()) {  // no key so far
+        // of the numbers beside a NaN: one of a key that the row attends to makes the sum NaN, others have no effect
+        T new_max = may_be_nan ? s.template maxCoeff<Eigen::PropagateNumbers>() : s.maxCoeff();
+        if (!(new_max >= largest[i])) new_max = largest[i];
+        if (new_max == minus_infinity && !(s.isNaN() && bias != minus_infinity).any()) {  // no key so far
           s.setZero();
           continue;
         }
