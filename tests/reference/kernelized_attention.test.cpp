@@ -225,8 +225,8 @@ TEST_CASE("the reference attention rejects wrong shapes", "[reference]") {
 TEST_CASE("the reference attention rejects other numbers of tokens than a grid's, and offsets", "[reference]") {
   const Attention attention(orf<float>(d, 4, 7), GridPosition<float>(2, 2, Matrix<float>::Zero(3, 3)));
   const auto x = normal<float>(4, d, 1), longer = normal<float>(5, d, 2);
-  check_invalid([&] { kernelized_attention(attention, x, longer, longer); }, {"4 rows each", "got 4 and 5"});
-  check_invalid([&] { kernelized_attention(attention, longer, x, x); }, {"4 rows each", "got 5 and 4"});
+  check_invalid([&] { kernelized_attention(attention, x, longer, longer); }, {"keys: expected 4 rows", "got 5"});
+  check_invalid([&] { kernelized_attention(attention, longer, x, x); }, {"queries: expected 4 rows", "got 5"});
   check_invalid([&] { kernelized_attention(attention, x, x, x, 1); }, {"offset: expected 0", "got 1"});
 }
 

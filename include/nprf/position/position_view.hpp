@@ -64,6 +64,12 @@ class PositionView {
 
   /// Whether the position assigns slots to tokens (PlacedPosition).
   bool is_placed() const { return m_functions->slot != nullptr; }
+  /// Throws InvalidArgument if a position that assigns slots has another number of tokens than n, or gets an offset.
+  void check_tokens(Index n, Index offset, const char* name) const {
+    if (!is_placed()) return;
+    require(n == tokens(), name, ": expected ", tokens(), " rows (the position's tokens), got ", n);
+    require(offset == 0, "offset: expected 0 for a position that assigns slots, got ", offset);
+  }
   /// The required number of queries and of keys. Requires is_placed().
   Index tokens() const { return m_functions->tokens(m_position); }
   /// The slot of a cell, a token that is not an extra one.

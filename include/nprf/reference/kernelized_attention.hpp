@@ -140,14 +140,11 @@ Matrix<typename F::Scalar> kernelized_attention(const Attention<F, P>& attention
                                                 detail::Attends attends) {
   using T = typename F::Scalar;
   const AttentionShape shape = attention_shape<T>(q, k, v);
-  if (const PositionView<T> position(attention.position()); position.is_placed()) {
-    require(shape.n_q == position.tokens() && shape.n_k == shape.n_q, "queries and keys: expected ", position.tokens(),
-            " rows each (the position's tokens), got ", shape.n_q, " and ", shape.n_k);
-    require(offset == 0, "offset: expected 0 for a position that assigns slots, got ", offset);
-  }
+  const PositionView<T> position(attention.position());
+  position.check_tokens(shape.n_q, offset, "queries");
+  position.check_tokens(shape.n_k, offset, "keys");
   const bool causal = attention.options().direction == Direction::causal;
-  const detail::PairWeights<T> weights(attention.features(), attention.position(), attention.options(), q, k, offset,
-                                       attends);
+  const detail::PairWeights<T> weights(attention.features(), position, attention.options(), q, k, offset, attends);
   const auto bias = [&](Index i, Index j) {
     return causal && j > i + offset ? -INFINITY : bias_between(attention.position(), i, j, offset);
   };

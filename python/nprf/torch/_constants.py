@@ -12,33 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import features as maps
 from .._value import Value
-from ..features import (
-    CalibratedFeatures,
-    CentredFeatures,
-    Centring,
-    EluFeatures,
-    Features,
-    HeadFeatures,
-    ProjectedFeatures,
-    RandomFeatures,
-    TaylorFeatures,
-    Tilt,
-)
+from ..features import EluFeatures, Features, RandomFeatures, TaylorFeatures
 
+# all values of that module but the base class of maps
 _classes: dict[str, Any] = {
-    each.__name__: each
-    for each in (
-        CalibratedFeatures,
-        CentredFeatures,
-        Centring,
-        EluFeatures,
-        HeadFeatures,
-        ProjectedFeatures,
-        RandomFeatures,
-        TaylorFeatures,
-        Tilt,
-    )
+    name: each
+    for name, each in vars(maps).items()
+    if isinstance(each, type) and issubclass(each, Value) and each not in (Value, Features)
 }
 
 

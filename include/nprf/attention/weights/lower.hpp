@@ -20,9 +20,8 @@ namespace detail {
 template <Real T>
 Placement place_tokens(const PositionView<T>& position, Index n, Index offset, const char* name, Workspace& workspace) {
   if (!position.is_placed()) return Slots{n};
+  position.check_tokens(n, offset, name);
   const Index E = position.extra().rows();
-  require(n == position.tokens(), name, ": expected ", position.tokens(), " rows (the position's tokens), got ", n);
-  require(offset == 0, "offset: expected 0 for a position that assigns slots, got ", offset);
   Index* at = workspace.take<Index>(n - E);
   for (Index cell = 0; cell < n - E; ++cell) at[cell] = position.slot(cell);
   return Placement({n - E, 0, at}, E);
