@@ -40,7 +40,7 @@ class Text:
         self.heads, self.tokens, self.d = q.shape
         q, k = (norm * x / x.norm(dim=-1, keepdim=True) if norm else x / self.d**0.25 for x in (q, k))
         n = self.tokens // 2
-        balances = [nprf.balance(q[h, :n].numpy(), k[h, :n].numpy()) for h in range(self.heads)]
+        balances = [nprf.balance(q[h, :n].numpy(), k[h, :n].numpy(), normalization=None) for h in range(self.heads)]
 
         def constants(get):
             return torch.tensor(np.array([get(b) for b in balances]), dtype=torch.float32)

@@ -14,7 +14,9 @@ from .runs import experiment_of
 
 
 def runs_of(experiment, options, seeds=None):
-    planned = [(settings, experiment.seeds_of(settings) if seeds is None else seeds) for settings in experiment.plan(options)]
+    planned = [
+        (settings, experiment.seeds_of(settings) if seeds is None else seeds) for settings in experiment.plan(options)
+    ]
     most = max(count for _, count in planned)
     return [
         runs.Run(experiment.name, settings, seed) for seed in range(most) for settings, count in planned if seed < count

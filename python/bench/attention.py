@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
 """nprf.torch.attention beside PyTorch's attentions.
 
-attention.py [--threads N] [--sizes BxHxNxD ...] [--kinds ...] [--rivals ...] [--seconds S] [--out OUT.json] [--picture SVG]
+attention.py [--threads N] [--sizes BxHxNxD ...] [--kinds ...] [--rivals ...] [--seconds S] [--out OUT.json]
+             [--picture SVG]
 
-Milliseconds of forward and of forward + backward, float32, with gradients of queries, keys, values and biases. Medians of
-rounds that run all rivals one after another, so that a change of the machine's speed meets all of them.
+Milliseconds of forward and of forward + backward, float32, with gradients of queries, keys, values and biases. Medians
+of rounds that run all rivals one after another, so that a change of the machine's speed meets all of them.
 """
 
 import argparse
@@ -174,8 +175,8 @@ def measure(size, kind, names, seconds):
 
 
 def draw(results, path):
-    """Times over tokens on logarithmic axes, a panel for each bias and pass; of sizes that differ in more than tokens, each
-    time is divided by batch and heads."""
+    """Times over tokens on logarithmic axes, a panel for each bias and pass; of sizes that differ in more than tokens,
+    each time is divided by batch and heads."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -130,7 +130,9 @@ def main():
                 us = found[library, what, n]
                 print(f"; {n} tokens {us:.1f} us, of which that is {100 * added / us:.2g} %", end="")
                 if (f"C++ beside {library}", what, n) in samples:
-                    ratios = [a / b for a, b in zip(samples[library, what, n], samples[f"C++ beside {library}", what, n])]
+                    ratios = [
+                        a / b for a, b in zip(samples[library, what, n], samples[f"C++ beside {library}", what, n])
+                    ]
                     print(f", {100 * (statistics.median(ratios) - 1):.2g} % more than C++", end="")
         print()
     if options.out:

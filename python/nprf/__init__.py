@@ -10,7 +10,6 @@ from ._attention import (
     Calibration,
     CallOptions,
     Gradients,
-    Normalization,
     Saved,
     attention,
     calibrate,
@@ -22,6 +21,7 @@ from ._attention import (
 from ._core import GradientReport, Report
 from ._decoder import Decoder
 from ._native import core as _native_core
+from ._normalization import Normalization
 from .features import (
     Balance,
     CalibratedFeatures,

@@ -3,17 +3,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Union, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ._native import Native, as_array, core, float32, float64, native_of
-from ._value import Value, index_of
+from ._native import Native, as_array, check_types, core, float32, float64, native_of
+from ._normalization import Normalization, radius_of, unit
+from ._value import Value, index_of, name_of, seed_of
 from .features import CalibratedFeatures, Features, FeaturesLike, HeadFeatures, features_of
-from .positions import NoPosition, Position
+from .positions import NoPosition, Position, position_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -23,34 +24,6 @@ if TYPE_CHECKING:
 Array = NDArray[Any]  # of float32 or float64
 
 
-class Normalization(Value):
-    """The scaling of queries and keys: Normalization.unit(r), every row to norm r; Normalization.none(), q.k / sqrt(d)
-    as in softmax attention."""
-
-    _arguments = ("radius",)
-    radius: float
-
-    def __init__(self, radius: float = 1.0) -> None:
-        self._set(radius=float(radius))
-        if not (0 <= self.radius < math.inf):
-            raise ValueError(f"radius: expected a positive finite number, got {radius}")
-
-    @classmethod
-    def unit(cls, radius: float = 1.0) -> Normalization:
-        if not radius > 0:
-            raise ValueError(f"radius: expected a positive finite number, got {radius}")
-        return cls(radius)
-
-    @classmethod
-    def none(cls) -> Normalization:
-        return cls(0.0)
-
-    def __repr__(self) -> str:
-        return f"Normalization.unit({self.radius})" if self.radius > 0 else "Normalization.none()"
-
-
-_unit = Normalization.unit()
-_no_position = NoPosition()
 _layouts = {"heads_first": False, "tokens_first": True}
 
 
@@ -69,8 +42,10 @@ class Gradients(NamedTuple):
 class Saved:
     """What `Attention.forward` saves for `Attention.backward`."""
 
-    def __init__(self, native: Any, call: Call, shapes: tuple[tuple[int, ...], ...], owner: Attention) -> None:
-        self._native, self._call, self._shapes, self._owner = native, call, shapes, owner
+    def __init__(
+        self, native: Any, call: Call, shapes: tuple[tuple[int, ...], ...], dtype: np.dtype[Any], owner: Attention
+    ) -> None:
+        self._native, self._call, self._shapes, self._dtype, self._owner = native, call, shapes, dtype, owner
 
 
 class CallOptions(TypedDict, total=False):
@@ -119,20 +94,34 @@ def _call_of(
 
     return core.Call(
         key_mask,
-        indices(lengths, "lengths"),
+        None if lengths is None else indices(lengths, "lengths"),
         indices(cumulative_lengths, "cumulative_lengths"),
         indices(key_cumulative_lengths, "key_cumulative_lengths"),
         index_of(offset, "offset"),
         float(tolerance),
         index_of(softmax_samples, "softmax_samples"),
-        index_of(softmax_seed, "softmax_seed"),
+        seed_of(softmax_seed, "softmax_seed"),
         bool(check_finite),
         _layouts[layout],
-        index_of(threads, "threads"),
+        index_of(threads, "threads", 0, 4096),
     )
 
 
 _default_call = _call_of()
+
+
+def call_of(options: CallOptions, report: bool) -> Call:
+    """TypeError for unknown options and wrong types, ValueError for samples of a report that is not returned."""
+    if not options:
+        return _default_call
+    for name in options:
+        if name not in CallOptions.__annotations__:
+            raise TypeError(f"attention: got an unknown option {name!r}")
+    call = _call_of(**options)
+    samples = options.get("softmax_samples", 0)
+    if samples != 0 and not report:
+        raise ValueError(f"softmax_samples: expected 0 without report=True, got {samples}")
+    return call
 
 
 class Attention(Value):
@@ -141,8 +130,9 @@ class Attention(Value):
         y_i = sum_j phi(q_i).phi(k_j) exp(b[j-i]) v_j / sum_j phi(q_i).phi(k_j) exp(b[j-i])
 
     features: a feature map, or one for each head. position: a Position; None is b = 0. causal: a query attends to the
-    keys at or before it. near: pairs less than `near` tokens apart have the exact weights of softmax, and sinks:
-    so have the first `sinks` keys of a sequence for every query. engine: how the sums are computed, see the README.
+    keys at or before it. near: pairs less than `near` tokens apart have the exact weights of softmax. sinks: the first
+    `sinks` keys of a sequence have them, too, for every query. engine: how the sums are computed, "automatic",
+    "direct", "banded", "recurrence", "lanes", "grid" or "block_causal"; see the README.
 
     Arrays are [tokens, d], [heads, tokens, d] or [batch, heads, tokens, d]; with layout="tokens_first"
     [tokens, heads, d] or [batch, tokens, heads, d]; float32 or float64, of NumPy or with DLPack. They are read in place
@@ -174,23 +164,20 @@ class Attention(Value):
         features: FeaturesLike,
         position: Position | None = None,
         causal: bool = False,
-        normalization: Normalization = _unit,
+        normalization: Normalization = unit,
         near: int = 0,
         engine: str = "automatic",
         sinks: int = 0,
     ) -> None:
-        features = features_of(features)
-        if position is not None and not isinstance(position, Position):
-            raise TypeError(f"position: expected a Position, got {type(position).__name__}")
-        if not isinstance(normalization, Normalization):
-            raise TypeError(f"normalization: expected a Normalization, got {type(normalization).__name__}")
+        radius_of(normalization)
+        position_of(position)
         self._set(
-            features=features,
+            features=features_of(features),
             position=position,
             causal=bool(causal),
             normalization=normalization,
             near=index_of(near, "near"),
-            engine=engine,
+            engine=name_of(engine, "engine"),
             sinks=index_of(sinks, "sinks"),
             _by_scalar={},
         )
@@ -200,10 +187,9 @@ class Attention(Value):
     def _native(self, native: Native) -> Any:
         made = self._by_scalar.get(native.name)
         if made is None:
-            position = self.position if self.position is not None else _no_position
             made = self._by_scalar[native.name] = native.Attention.make(
                 self.features._native(native),
-                position._native(native, self.causal),
+                position_of(self.position)._native(native, self.causal),
                 self.causal,
                 self.normalization.radius,
                 self.engine,
@@ -215,6 +201,7 @@ class Attention(Value):
     def _inputs(self, q: Any, k: Any, v: Any) -> tuple[Array, Array, Array, Native, Array]:
         q, k, v = as_array(q, "queries"), as_array(k, "keys"), as_array(v, "values")
         native = native_of(q.dtype, "queries")
+        check_types(q.dtype, keys=k, values=v)
         if v.ndim == 0:
             raise ValueError("values: expected 2, 3 or 4 dimensions, got 0")
         return q, k, v, native, np.empty(q.shape[:-1] + v.shape[-1:], q.dtype)
@@ -235,7 +222,7 @@ class Attention(Value):
         self, q: Any, k: Any, v: Any, *, report: bool = False, **options: Unpack[CallOptions]
     ) -> Union[Array, tuple[Array, Report]]:
         """y, in q's shape with the channels of v; with report=True (y, Report)."""
-        call = _call_of(**options) if options else _default_call
+        call = call_of(options, report)
         q, k, v, native, y = self._inputs(q, k, v)
         described = self._native(native)(q, k, v, y, call)
         return (y, described) if report else y
@@ -252,10 +239,10 @@ class Attention(Value):
         self, q: Any, k: Any, v: Any, *, report: bool = False, **options: Unpack[CallOptions]
     ) -> Union[tuple[Array, Saved], tuple[Array, Saved, Report]]:
         """(y, Saved) with what backward needs; with report=True (y, Saved, Report)."""
-        call = _call_of(**options) if options else _default_call
+        call = call_of(options, report)
         q, k, v, native, y = self._inputs(q, k, v)
         saved, described = self._native(native).forward(q, k, v, y, call)
-        kept = Saved(saved, call, (q.shape, k.shape, v.shape, y.shape), self)
+        kept = Saved(saved, call, (q.shape, k.shape, v.shape, y.shape), q.dtype, self)
         return (y, kept, described) if report else (y, kept)
 
     def backward(self, saved: Saved, dy: Any) -> Gradients:
@@ -263,6 +250,7 @@ class Attention(Value):
         if not isinstance(saved, Saved) or saved._owner is not self:
             raise ValueError("saved: expected one that forward of this attention returned, got another's")
         dy = as_array(dy, "dy")
+        check_types(saved._dtype, dy=dy)
         q, k, v, _ = saved._shapes
         dq, dk, dv = np.empty(q, dy.dtype), np.empty(k, dy.dtype), np.empty(v, dy.dtype)
         bias, extra, report = saved._native.backward(dy, dq, dk, dv, saved._call)
@@ -270,12 +258,14 @@ class Attention(Value):
 
     def _gradient(self, by_head: Array, of: str) -> Array | None:
         position = self.position
-        like = None if position is None else position.parameters if of == "bias" else getattr(position, "extra", None)
+        if position is None or isinstance(position, NoPosition):
+            return None
+        like = position.parameters if of == "bias" else getattr(position, "extra", None)
         if like is None:
             return None
         if by_head.shape[0] == 0:  # no heads
             return np.zeros(like.shape, by_head.dtype)
-        dims = position._dims if of == "bias" else 2  # type: ignore[union-attr]
+        dims = position._dims if of == "bias" else 2
         is_shared = like.ndim == dims or like.shape[0] == 1
         return by_head.sum(axis=0).reshape(like.shape) if is_shared else by_head.reshape(like.shape)
 
@@ -286,6 +276,7 @@ class Attention(Value):
 
 
 _attentions: dict[Any, Attention] = {}
+_attentions_lock = threading.Lock()
 _most_attentions = 32
 
 
@@ -345,15 +336,19 @@ def attention(
     features: FeaturesLike,
     position: Position | None = None,
     causal: bool = False,
-    normalization: Normalization = _unit,
+    normalization: Normalization = unit,
     near: int = 0,
     engine: str = "automatic",
     sinks: int = 0,
     report: bool = False,
     **options: Unpack[CallOptions],
 ) -> Union[Array, tuple[Array, Report]]:
-    """y of Attention(features, position, ...)(q, k, v, ...), or (y, Report). The last attentions are kept, so that
-    calls with the same objects build nothing."""
+    """Kernelized attention, y of Attention(features, position, ...)(q, k, v, **options), or with report=True
+    (y, Report).
+
+    q [.., n_q, d], k [.., n_k, d], v [.., n_k, d_v] -> y [.., n_q, d_v], where .. is nothing, heads, or batch and
+    heads. Attention documents the arguments, the options and the errors. The last attentions are kept, so that calls
+    with the same map and position build nothing."""
     features = features if isinstance(features, Features) else features_of(features)
     near, sinks = index_of(near, "near"), index_of(sinks, "sinks")
     key = (id(features), id(position), causal, getattr(normalization, "radius", None), near, engine, sinks)
@@ -361,15 +356,24 @@ def attention(
     # the map and the position of a key live as long as its attention, so that no other object has their ids
     if found is None or found.features is not features:
         found = Attention(features, position, causal, normalization, near, engine, sinks)
-        while len(_attentions) >= _most_attentions:
-            _attentions.pop(next(iter(_attentions)), None)
-        _attentions[key] = found
+        with _attentions_lock:
+            while len(_attentions) >= _most_attentions:
+                _attentions.pop(next(iter(_attentions)))
+            _attentions[key] = found
     return found(q, k, v, report=report, **options)
 
 
+# functions that free_memory() calls
+frees_memory: list[Callable[[], None]] = []
+
+
 def free_memory() -> None:
-    """Frees the scratch memory of finished calls, which is kept for the next ones, and the attentions that are kept."""
-    _attentions.clear()
+    """Frees the scratch memory of finished calls, which is kept for the next ones, and the attentions and the plans of
+    a GPU that are kept."""
+    with _attentions_lock:
+        _attentions.clear()
+    for free in frees_memory:
+        free()
     float32.free_memory()
     float64.free_memory()
 
@@ -417,7 +421,7 @@ def calibrate(
     num_features: int = 0,
     near: int = 0,
     causal: bool = False,
-    normalization: Normalization = _unit,
+    normalization: Normalization = unit,
     seed: int = 0,
     target_error: float = 0.0,
     shrinkage: float = 0.05,
@@ -433,10 +437,11 @@ def calibrate(
     q, k = as_array(q, "queries"), as_array(k, "keys")
     v = np.empty((*k.shape[:-1], 0), k.dtype) if v is None else as_array(v, "values")
     native = native_of(q.dtype, "queries")
-    positions = (position if position is not None else _no_position)._native(native, bool(causal))
+    check_types(q.dtype, keys=k, values=v)
+    positions = position_of(position)._native(native, bool(causal))
     return Calibration._of(*native.calibrate(
-        q, k, v, positions, bool(causal), normalization.radius, index_of(num_features, "num_features"),
-        index_of(near, "near"), index_of(sinks, "sinks"), index_of(seed, "seed"), float(target_error), float(shrinkage),
+        q, k, v, positions, bool(causal), radius_of(normalization), index_of(num_features, "num_features"),
+        index_of(near, "near"), index_of(sinks, "sinks"), seed_of(seed), float(target_error), float(shrinkage),
         index_of(max_queries, "max_queries"),
     ))  # fmt: skip
 
@@ -448,7 +453,7 @@ def softmax_attention(
     position: Position | None = None,
     *,
     causal: bool = False,
-    normalization: Normalization = _unit,
+    normalization: Normalization = unit,
     key_mask: Any = None,
     lengths: Sequence[int] | None = None,
     cumulative_lengths: Sequence[int] | None = None,
@@ -460,13 +465,13 @@ def softmax_attention(
     Arrays, key_mask, lengths, cumulative_lengths, layout and errors as in Attention."""
     q, k, v = as_array(q, "queries"), as_array(k, "keys"), as_array(v, "values")
     native = native_of(q.dtype, "queries")
-    call = _call_of(
-        key_mask, lengths, cumulative_lengths, key_cumulative_lengths, layout=layout, threads=threads
-    )
-    _check_shapes(q, k, v, position, layout == "tokens_first")
+    check_types(q.dtype, keys=k, values=v)
+    call = _call_of(key_mask, lengths, cumulative_lengths, key_cumulative_lengths, layout=layout, threads=threads)
+    if v.ndim == 0:
+        raise ValueError("values: expected 2, 3 or 4 dimensions, got 0")
     y = np.empty(q.shape[:-1] + v.shape[-1:], q.dtype)
-    positions = (position if position is not None else _no_position)._native(native, bool(causal))
-    native.softmax_attention(q, k, v, y, positions, bool(causal), normalization.radius, call)
+    positions = position_of(position)._native(native, bool(causal))
+    native.softmax_attention(q, k, v, y, positions, bool(causal), radius_of(normalization), call)
     return y
 
 
@@ -490,25 +495,8 @@ def kernelized_attention(
     call = _call_of(
         key_mask, lengths, cumulative_lengths, key_cumulative_lengths, offset, layout=layout, threads=threads
     )
-    _check_shapes(q, k, v, attention.position, layout == "tokens_first")
     attention._native(native).kernelized_attention(q, k, v, y, call)
     return y
-
-
-def _check_shapes(q: Array, k: Array, v: Array, position: Position | None, tokens_first: bool) -> None:
-    """ValueError unless batches and heads of a reference's arrays and position fit each other."""
-    of_heads = -2 if tokens_first else -3
-    same = q.ndim == k.ndim == v.ndim and 2 <= q.ndim <= 4 and q.shape[:-3] == k.shape[:-3] == v.shape[:-3]
-    heads = [x.shape[of_heads] if x.ndim > 2 else 1 for x in (q, k, v)] if same else [0, 0, 0]
-    if not same or heads[1] != heads[2] or heads[1] == 0 or heads[0] % heads[1] != 0:
-        raise ValueError(
-            "queries, keys and values: expected arrays [batch, heads, tokens, channels] with equal batches, and heads "
-            f"of queries a multiple of those of keys, got {q.shape}, {k.shape} and {v.shape}"
-        )
-    if position is None or isinstance(position, NoPosition) or position.parameters.ndim == position._dims:
-        return
-    if position.parameters.shape[0] not in (1, heads[0]):
-        raise ValueError(f"positions: expected 1 or {heads[0]} (heads), got {position.parameters.shape[0]}")
 
 
 def cpu_level() -> str:
@@ -522,5 +510,6 @@ def num_threads() -> int:
 
 
 def set_num_threads(threads: int) -> None:
-    """Sets the number of threads of calls of this Python thread. Results do not depend on it."""
-    core.set_num_threads(int(threads))
+    """Sets the number of threads of calls of this Python thread, and with OpenMP of all that uses its threads there, as
+    PyTorch may. Results do not depend on it. A forked process has one thread. ValueError unless it is 1 to 4096."""
+    core.set_num_threads(index_of(threads, "threads"))

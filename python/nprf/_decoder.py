@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, Union, overload
 
 import numpy as np
 
-from ._attention import Array, Attention, CallOptions, Normalization, _call_of, _default_call, _unit
-from ._native import as_array, native_of
+from ._attention import Array, Attention, CallOptions, call_of
+from ._native import as_array, check_types, native_of
+from ._normalization import Normalization, unit
 from ._value import index_of
 from .features import FeaturesLike
 from .positions import Position
@@ -67,7 +68,7 @@ class Decoder:
         batch: int = 1,
         rollback: int = 0,
         near: int = 0,
-        normalization: Normalization = _unit,
+        normalization: Normalization = unit,
         engine: str = "automatic",
         dtype: Any = np.float32,
         sinks: int = 0,
@@ -112,10 +113,11 @@ class Decoder:
     def _append(
         self, q: Any, k: Any, v: Any, report: bool, options: CallOptions, prefill: bool
     ) -> Union[Array, tuple[Array, Report]]:
-        call = _call_of(**options) if options else _default_call
+        call = call_of(options, report)
         q, k, v = as_array(q, "queries"), as_array(k, "keys"), as_array(v, "values")
         if q.dtype != self.dtype:
             raise TypeError(f"queries: expected {self.dtype} (the decoder's dtype), got {q.dtype}")
+        check_types(q.dtype, keys=k, values=v)
         if v.ndim == 0:
             raise ValueError("values: expected 2, 3 or 4 dimensions, got 0")
         if self.heads is not None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ._cpu import level as _cpu_level
 
-__all__ = ["Native", "as_array", "core", "float32", "float64", "native_of"]
+__all__ = ["Native", "as_array", "check_types", "core", "float32", "float64", "native_of"]
 
 
 def _level_of(processor: int, compiled: Sequence[int], variable: Optional[str]) -> int:
@@ -94,6 +94,13 @@ def native_of(dtype: Any, name: str) -> Native:
         raise TypeError(f"{name}: expected float32 or float64, got {dtype}") from None
 
 
+def check_types(dtype: Any, **arrays: Any) -> None:
+    """TypeError unless all have the type of the queries."""
+    for name, x in arrays.items():
+        if x.dtype != dtype:
+            raise TypeError(f"{name}: expected {dtype}, as the queries, got {x.dtype}")
+
+
 def as_array(x: Any, name: str) -> NDArray[Any]:
     """`x`, or a NumPy view of another array in the memory of the host."""
     if type(x) is np.ndarray:
@@ -114,4 +121,4 @@ def as_array(x: Any, name: str) -> NDArray[Any]:
 
 # an extension's own threads do not survive a fork: the child computes on its one thread
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: core.set_num_threads(1))
+    os.register_at_fork(after_in_child=core.after_fork)

@@ -1,24 +1,46 @@
 # SPDX-License-Identifier: MIT
 """Immutable values: repr, equality, hash and pickling from the arguments of the constructor."""
 
+import math
 import operator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ._native import as_array
 
-def index_of(x: Any, name: str) -> int:
-    """An integer, of Python or NumPy. TypeError for other numbers, which int() would round."""
+
+def index_of(x: Any, name: str, least: float = -(2**63), most: float = 2**63 - 1) -> int:
+    """An integer, of Python or NumPy. TypeError for other numbers, which int() would round, and ValueError for one that
+    is not `least` to `most`."""
     try:
-        return operator.index(x)
+        index = operator.index(x)
     except TypeError:
         raise TypeError(f"{name}: expected an integer, got {x!r}") from None
+    if not least <= index <= most:
+        raise ValueError(f"{name}: expected {least} to {most}, got {index}")
+    return index
+
+
+def seed_of(x: Any, name: str = "seed") -> int:
+    """The seed of a random generator. TypeError unless it is an integer, and ValueError unless it has 64 bits."""
+    seed = index_of(x, name, -math.inf, math.inf)
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"{name}: expected 0 to 2^64 - 1, got {seed}")
+    return seed
+
+
+def name_of(x: Any, name: str) -> str:
+    """The name of a kind. TypeError unless it is a str."""
+    if not isinstance(x, str):
+        raise TypeError(f"{name}: expected a str, got {type(x).__name__}")
+    return x
 
 
 def frozen_array(x: Any, name: str, dims: tuple[int, ...]) -> NDArray[Any]:
     """A read-only copy in float32 or float64."""
-    array = np.asarray(x)
+    array = as_array(x, name) if hasattr(x, "__dlpack__") else np.asarray(x)
     if array.dtype != np.float32:
         if array.dtype.kind not in "fiu":
             raise TypeError(f"{name}: expected numbers, got {array.dtype}")

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple, Union
 import numpy as np
 from numpy.typing import NDArray
 
-from ._native import Native, as_array, core, native_of
-from ._value import Value, frozen_array, index_of
+from ._native import Native, as_array, check_types, core, native_of
+from ._normalization import Normalization, radius_of, unit
+from ._value import Value, frozen_array, index_of, name_of, seed_of
 
 
 _identities = itertools.count()
@@ -77,10 +78,21 @@ def oprf_tilt(d: int, mean_square: float) -> Tilt:
     return Tilt(np.eye(d), np.full(d, core.best_tilt(mean_square / d)))
 
 
-def sderf_tilt(q: Any, k: Any) -> Tilt:
-    """The best tilt for all pairs of a query q [n_q, d] and a key k [n_k, d], normalised as attention does."""
+def _normalised(q: Any, k: Any, normalization: Normalization | None) -> tuple[NDArray[Any], NDArray[Any]]:
     q, k = as_array(q, "queries"), as_array(k, "keys")
-    return Tilt(*native_of(q.dtype, "queries").sderf_tilt(q, k))
+    if normalization is None:
+        return q, k
+    radius_of(normalization)
+    return normalization.apply(q), normalization.apply(k)
+
+
+def sderf_tilt(q: Any, k: Any, normalization: Normalization | None = unit) -> Tilt:
+    """The best tilt for all pairs of a query q [n_q, d] and a key k [n_k, d], which are first normalised as by the
+    attention; normalization=None: they are already."""
+    q, k = _normalised(q, k, normalization)
+    native = native_of(q.dtype, "queries")
+    check_types(q.dtype, keys=k)
+    return Tilt(*native.sderf_tilt(q, k))
 
 
 class Centring(Value):
@@ -120,12 +132,12 @@ class Balance(NamedTuple):
         return not self == other
 
 
-def balance(q: Any, k: Any, shrinkage: float = 0.05) -> Balance:
-    """The centring by the means of sample queries [n, d] and keys [n', d], normalised as attention normalises them, and
-    axes along which both have the same, diagonal covariance, to which a part of the mean variance, `shrinkage`, is
-    added. ValueError for other shapes, numbers that are not finite, and a shrinkage that is not above 0 and at most
-    1."""
-    q, k = (np.asarray(as_array(x, name), np.float64) for x, name in ((q, "queries"), (k, "keys")))
+def balance(q: Any, k: Any, shrinkage: float = 0.05, normalization: Normalization | None = unit) -> Balance:
+    """The centring by the means of sample queries [n, d] and keys [n', d], which are first normalised as by the
+    attention (normalization=None: they are already), and axes along which both have the same, diagonal covariance, to
+    which a part of the mean variance, `shrinkage`, is added. ValueError for other shapes, numbers that are not finite,
+    and a shrinkage that is not above 0 and at most 1."""
+    q, k = (np.asarray(x, np.float64) for x in _normalised(q, k, normalization))
     constants, variances = core.balance(q, k, float(shrinkage))
     return Balance(Centring(*constants), variances)
 
@@ -187,16 +199,16 @@ class RandomFeatures(Features):
         tilt: Tilt | None = None,
     ) -> None:
         super().__init__()
+        if tilt is not None and not isinstance(tilt, Tilt):
+            raise TypeError(f"tilt: expected a Tilt, got {type(tilt).__name__}")
         self._set(
-            kind=kind,
+            kind=name_of(kind, "kind"),
             input_dim=index_of(input_dim, "input_dim"),
             num_features=index_of(num_features, "num_features"),
-            projection=projection,
-            seed=index_of(seed, "seed"),
+            projection=name_of(projection, "projection"),
+            seed=seed_of(seed),
             tilt=tilt,
         )
-        if not 0 <= self.seed < 2**64:
-            raise ValueError(f"seed: expected 0 to 2^64 - 1, got {seed}")
         self._native(native_of(np.dtype("float32"), "features"))
 
     def _make(self, native: Native) -> Any:
@@ -224,7 +236,7 @@ class ProjectedFeatures(Features):
     def __init__(self, kind: str, rows: Any) -> None:
         super().__init__()
         rows = frozen_array(rows, "rows", (2,))
-        self._set(kind=kind, rows=rows, input_dim=rows.shape[1])
+        self._set(kind=name_of(kind, "kind"), rows=rows, input_dim=rows.shape[1])
         self._native(native_of(self.rows.dtype, "rows"))
 
     def _make(self, native: Native) -> Any:
@@ -264,14 +276,14 @@ class EluFeatures(Features):
 
 
 class CalibratedFeatures(Features):
-    """The map of one head that calibrate() returns. `text` has its constants; str(text) can be stored."""
+    """The map of one head that calibrate() returns. `text` has its constants, and can be stored."""
 
     _arguments = ("text",)
     text: str
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self._set(text=text)
+        self._set(text=name_of(text, "text"))
         self._set(input_dim=self._native(native_of(np.dtype("float32"), "features")).input_dim)
 
     def _make(self, native: Native) -> Any:
@@ -290,7 +302,7 @@ FeaturesLike = Union[Features, Iterable[Features]]
 
 
 class HeadFeatures(Features):
-    """One map for each head, all of one kind and of the same dimensions."""
+    """One map for each head. ValueError unless all are of one kind and of the same dimensions."""
 
     _arguments = ("maps",)
     maps: tuple[Features, ...]
@@ -303,20 +315,38 @@ class HeadFeatures(Features):
                 raise TypeError(f"features: expected feature maps, got {type(each).__name__}")
         if not self.maps:
             raise ValueError("features: expected one map, or one for each head, got none")
-        self._set(input_dim=self.maps[0].input_dim)
+        first = self.maps[0]
+        for each in self.maps:
+            if (each.input_dim, each.output_dim) != (first.input_dim, first.output_dim):
+                raise ValueError(
+                    f"features: expected maps of the same dimensions, got {first.input_dim} -> {first.output_dim} and "
+                    f"{each.input_dim} -> {each.output_dim}"
+                )
+        self._set(input_dim=first.input_dim)
+        self._native(native_of(np.dtype("float32"), "features"))
 
     def _make(self, native: Native) -> Any:
         return native.Features.joined([each._native(native) for each in self.maps])
 
     def redraw(self, seed: int) -> HeadFeatures:
-        return HeadFeatures(each.redraw(seed * len(self.maps) + h) for h, each in enumerate(self.maps))
+        seeds = ((seed_of(seed) * len(self.maps) + h) % 2**64 for h in range(len(self.maps)))
+        return HeadFeatures(each.redraw(own) for each, own in zip(self.maps, seeds))
+
+
+_of_heads: weakref.WeakValueDictionary[tuple[str, ...], HeadFeatures] = weakref.WeakValueDictionary()
 
 
 def features_of(features: FeaturesLike) -> Features:
+    """The map, or the HeadFeatures of a list of maps: the same one for the same maps, while it is in use."""
     if isinstance(features, Features):
         return features
     if isinstance(features, Iterable) and not isinstance(features, str):
-        return HeadFeatures(features)
+        maps = tuple(features)
+        key = tuple(getattr(each, "_identity", "") for each in maps)
+        found = _of_heads.get(key)
+        if found is None:
+            found = _of_heads[key] = HeadFeatures(maps)
+        return found
     raise TypeError(f"features: expected a feature map, or one for each head, got {type(features).__name__}")
 
 

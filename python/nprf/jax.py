@@ -15,9 +15,9 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 
-from ._attention import Normalization
 from ._native import float32, float64
-from ._value import index_of
+from ._normalization import Normalization, radius_of, unit
+from ._value import index_of, name_of
 from .features import Features, FeaturesLike, features_of
 
 __all__ = ["attention"]
@@ -40,7 +40,7 @@ def _register() -> None:
 
 class _Options(NamedTuple):
     features: Features
-    position: Union[str, tuple[str, int]]
+    position: Union[None, str, tuple[str, int]]
     causal: bool
     near: int
     radius: float
@@ -103,10 +103,10 @@ def attention(
     bias: Any = None,
     *,
     features: FeaturesLike,
-    position: Union[str, tuple[str, int]] = "table",
+    position: Union[None, str, tuple[str, int]] = "table",
     causal: bool = False,
     near: int = 0,
-    normalization: Normalization = Normalization.unit(),
+    normalization: Normalization = unit,
     engine: str = "automatic",
     key_mask: Optional[Any] = None,
 ) -> jax.Array:
@@ -115,7 +115,7 @@ def attention(
     q [batch, heads, n_q, d], k [batch, heads_k, n_k, d], v [batch, heads_k, n_k, d_v] -> y [batch, heads, n_q, d_v], or
     without batch. float32, or float64 if JAX has it enabled; halves are computed in float32. bias: the parameters of
     `position`, each with or without a leading axis of heads: "table" [2R+1], "t5" or ("t5", max_distance) [buckets],
-    "alibi" []. key_mask: bool [batch, n_k], False is padding.
+    "alibi" []; position=None: no biases. key_mask: bool [batch, n_k], False is padding.
 
     ValueError for shapes and options that do not fit, also if only the call finds them. Backward computes forward
     again.
@@ -126,19 +126,29 @@ def attention(
         raise ValueError(
             f"queries, keys and values: expected [batch, heads, tokens, channels], got {q.shape}, {k.shape}, {v.shape}"
         )
+    halves = (jnp.float16, jnp.bfloat16)
+    if q.dtype not in (*halves, jnp.float32, jnp.float64):
+        raise TypeError(f"queries: expected float32, float64 or halves, got {q.dtype}")
     scalar = jnp.promote_types(q.dtype, jnp.float32)
-    if np.dtype(scalar) not in _natives:
-        raise TypeError(f"queries: expected float32 or float64, got {q.dtype}")
+    for name, x in (("keys", k), ("values", v)):
+        if x.dtype not in (scalar, *halves):
+            raise TypeError(f"{name}: expected {scalar}, as the queries, or halves, got {x.dtype}")
     dtype, without_batch = q.dtype, q.ndim == 3
     q, k, v = (jnp.asarray(x[None] if without_batch else x, scalar) for x in (q, k, v))
     rows = jnp.zeros((1, 0), scalar)
-    if bias is None and position != "table":
+    if bias is None and position not in (None, "table"):
         raise ValueError(f"bias: expected the parameters of position={position!r}, got None")
     if bias is not None:
+        if position is None:
+            raise ValueError("bias: expected None without a position, got parameters")
         dims = 0 if position == "alibi" else 1
+        if not jnp.issubdtype(jnp.asarray(bias).dtype, jnp.floating):
+            raise TypeError(f"bias: expected floating-point numbers, got {jnp.asarray(bias).dtype}")
         bias = jnp.asarray(bias, scalar)
         if bias.ndim not in (dims, dims + 1):
             raise ValueError(f"bias: expected {dims} dimensions, or {dims + 1} with heads, got {bias.ndim}")
+        if bias.size == 0:
+            raise ValueError(f"bias: expected at least one number, got the shape {bias.shape}")
         rows = bias.reshape(bias.shape[0] if bias.ndim > dims else 1, -1)
     mask = jnp.zeros((0, 0), bool)
     if key_mask is not None:
@@ -148,6 +158,7 @@ def attention(
         if mask.shape != (k.shape[0], k.shape[2]):
             raise ValueError(f"key_mask: expected {k.shape[0]} x {k.shape[2]}, got {mask.shape}")
     near = index_of(near, "near")
-    options = _Options(features_of(features), position, bool(causal), near, normalization.radius, engine)
+    radius, engine = radius_of(normalization), name_of(engine, "engine")
+    options = _Options(features_of(features), position, bool(causal), near, radius, engine)
     y: jax.Array = _attention(q, k, v, rows, mask, options).astype(dtype)
     return y[0] if without_batch else y

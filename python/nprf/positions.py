@@ -79,9 +79,7 @@ class T5(Position):
 
     def __init__(self, weights: Any, max_distance: int = 128) -> None:
         super().__init__()
-        self._set(
-            weights=frozen_array(weights, "weights", (1, 2)), max_distance=index_of(max_distance, "max_distance")
-        )
+        self._set(weights=frozen_array(weights, "weights", (1, 2)), max_distance=index_of(max_distance, "max_distance"))
         self._native(native_of(self.weights.dtype, "position"), True)
 
     def _make(self, native: Native, causal: bool) -> Any:
@@ -174,8 +172,26 @@ class NoPosition(Position):
         return native.Positions.none()
 
 
+_no_position = NoPosition()
+
+
+def position_of(position: Any) -> Position:
+    """The position, or NoPosition for None. TypeError for another class."""
+    if position is None:
+        return _no_position
+    if not isinstance(position, Position):
+        raise TypeError(f"position: expected a Position, got {type(position).__name__}")
+    return position
+
+
 def resize_bias(b: Any, *size: int) -> NDArray[Any]:
     """A table [2R + 1] for another length, resize_bias(b, 2 R' + 1), or [2H - 1, 2W - 1] for another grid,
-    resize_bias(b, height, width), by linear or bicubic interpolation, in float64. ValueError for -infinity."""
-    table = frozen_array(b, "b", (len(size),)).astype(np.float64)
-    return core.resize_bias(table[None, :], *size) if len(size) == 1 else core.resize_grid(table, *size)
+    resize_bias(b, height, width), each with or without a leading axis of heads, by linear or bicubic interpolation, in
+    float64. ValueError for -infinity."""
+    if len(size) not in (1, 2):
+        raise ValueError(f"size: expected a length, or a height and a width, got {len(size)} numbers")
+    new = [index_of(each, "size") for each in size]
+    tables = frozen_array(b, "b", (len(size), len(size) + 1)).astype(np.float64)
+    if tables.ndim > len(size):
+        return np.stack([resize_bias(each, *new) for each in tables])
+    return core.resize_bias(tables[None, :], *new) if len(new) == 1 else core.resize_grid(tables, *new)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <type_traits>
@@ -44,6 +45,8 @@ class AnyAttention {
   virtual Decoder<T> decoder(const DecoderOptions& options) const = 0;
   /// What a plan for a GPU is made from.
   virtual cuda::AttentionModel cuda_model() const = 0;
+  /// The number of feature maps or positions; 1: any number of heads has the same.
+  virtual Index models() const = 0;
   /// The formula as two plain loops, for head h and the keys that are not padding.
   virtual Matrix<T> reference(Index h, const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v,
                               Index offset, const KeptKeys& kept) const = 0;
@@ -89,6 +92,10 @@ class AttentionOf : public AnyAttention<typename F::Scalar> {
     for (const F& map : m_attention.features()) model.features.push_back(cuda::model_of(map));
     for (const P& position : m_attention.positions()) model.positions.push_back(model_of(position));
     return model;
+  }
+
+  Index models() const override {
+    return static_cast<Index>(std::max(m_attention.features().size(), m_attention.positions().size()));
   }
 
   Matrix<T> reference(Index h, const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v, Index offset,

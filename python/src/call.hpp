@@ -3,6 +3,8 @@
 
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 
 #include "nprf/core/threads.hpp"
@@ -28,10 +30,18 @@ inline void poll_signals() {
   if (PyErr_CheckSignals() != 0) throw Interrupted();
 }
 
+/// Whether this process is a fork, where OpenMP's threads do not exist, and a call that would use them would wait for
+/// ever.
+inline std::atomic<bool> is_forked = false;
+
+/// `threads`, or the one of a process that is a fork.
+inline Index threads_of_process(Index threads) { return is_forked ? std::min<Index>(threads, 1) : threads; }
+
 /// For one call, another number of threads; 0: as many as before.
 class ThreadsOfCall {
  public:
-  explicit ThreadsOfCall(Index threads) : m_before(threads > 0 ? num_threads() : 0) {
+  explicit ThreadsOfCall(Index threads_) : m_before(threads_ > 0 ? num_threads() : 0) {
+    const Index threads = threads_of_process(threads_);
     if (m_before == threads) m_before = 0;
     if (m_before > 0) set_num_threads(threads);
   }

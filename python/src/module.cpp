@@ -68,7 +68,8 @@ AttentionOptions options_of(bool causal, double radius, const std::string& engin
 /// Options of one call, and the arrays that nprf::CallOptions refers to.
 struct Call {
   std::optional<Mask> key_mask;
-  std::vector<Index> lengths, cumulative_lengths, key_cumulative_lengths;
+  std::optional<std::vector<Index>> lengths;
+  std::vector<Index> cumulative_lengths, key_cumulative_lengths;
   Index offset = 0;
   double tolerance = 0;
   Index softmax_samples = 0;
@@ -78,6 +79,12 @@ struct Call {
   Index threads = 0;
 
   Axes axes() const { return tokens_first ? Axes::tokens_first : Axes::heads_first; }
+
+  /// Throws InvalidArgument for no lengths of some sequences, which CallOptions takes for an absent option.
+  void check_lengths(Index batch) const {
+    require(!lengths || !lengths->empty() || batch == 0, "lengths: expected ", batch,
+            " entries (one a sequence), got 0");
+  }
 
   /// Throws InvalidArgument unless the mask is [batch, n_k], or [n_k] for one sequence.
   void check_key_mask(Index batch, Index n_k) const {
@@ -93,7 +100,7 @@ struct Call {
   }
 
   CallOptions options(Report* report) const {
-    CallOptions options{.lengths = lengths,
+    CallOptions options{.lengths = lengths ? std::span<const Index>(*lengths) : std::span<const Index>(),
                         .cumulative_lengths = cumulative_lengths,
                         .key_cumulative_lengths = key_cumulative_lengths,
                         .offset = offset,
@@ -121,6 +128,7 @@ Report run(const AnyAttention<T>& attention, const InputArray& q, const InputArr
            const OutputArray& y, const Call& call, Saved<T>* saved) {
   const Tokens<T> queries(q, "queries", call.axes()), keys(k, "keys", call.axes()), values(v, "values", call.axes());
   const HeadsView<T> out = output_view<T>(y, "y", call.axes());
+  call.check_lengths(keys.view().batch);
   call.check_key_mask(keys.view().batch, keys.view().tokens);
   Report report;
   const CallOptions options = call.options(&report);
@@ -287,14 +295,18 @@ Positions<T> grids(Index height, Index width, const InputArray& b, const InputAr
   return {std::move(all)};
 }
 
-// Sets the rows of y, for each packed sequence of each head, to reference(h, q, k, v, kept) of its arrays.
+// Sets the rows of y, for each packed sequence of each head, to reference(h, q, k, v, kept) of its arrays. models: the
+// number of feature maps or positions.
 template <Real T, class Reference>
 void for_each_sequence(const InputArray& q, const InputArray& k, const InputArray& v, const OutputArray& y,
-                       const Call& call, Reference&& reference) {
+                       const Call& call, Index models, Reference&& reference) {
   const Tokens<T> queries(q, "queries", call.axes()), keys(k, "keys", call.axes()), values(v, "values", call.axes());
   const HeadsView<T> out = output_view<T>(y, "y", call.axes());
   const HeadsView<const T> a = queries.view(), b = keys.view(), c = values.view();
-  require(c.tokens == b.tokens, "values: expected ", b.tokens, " rows (those of the keys), got ", c.tokens);
+  check_head_counts(a.heads, b.heads, models);
+  check_heads(b, "keys", a.batch, b.heads, b.tokens, a.channels);
+  check_heads(c, "values", a.batch, b.heads, b.tokens, c.channels);
+  call.check_lengths(b.batch);
   call.check_key_mask(b.batch, b.tokens);
   const CallOptions options = call.options(nullptr);
   std::vector<Segment> segments;
@@ -321,7 +333,7 @@ void softmax_attention(const InputArray& q, const InputArray& k, const InputArra
   const AttentionOptions options = options_of(causal, radius, "automatic", 0);
   std::visit(
       [&](const auto& all) {
-        for_each_sequence<T>(q, k, v, y, call,
+        for_each_sequence<T>(q, k, v, y, call, static_cast<Index>(all.size()),
                              [&](Index h, const MatrixView<T>& queries, const MatrixView<T>& keys,
                                  const MatrixView<T>& values, const KeptKeys& kept) {
                                const auto& position = all[all.size() == 1 ? 0 : static_cast<std::size_t>(h)];
@@ -338,7 +350,7 @@ template <Real T>
 void kernelized_attention(const AnyAttention<T>& attention, const InputArray& q, const InputArray& k,
                           const InputArray& v, const OutputArray& y, const Call& call) {
   for_each_sequence<T>(
-      q, k, v, y, call,
+      q, k, v, y, call, attention.models(),
       [&](Index h, const MatrixView<T>& queries, const MatrixView<T>& keys, const MatrixView<T>& values,
           const KeptKeys& kept) { return attention.reference(h, queries, keys, values, call.offset, kept); });
 }
@@ -525,6 +537,7 @@ Report append(Decoder<T>& decoder, const InputArray& q, const InputArray& k, con
   const Tokens<T> queries(q, "queries", call.axes()), keys(k, "keys", call.axes()), values(v, "values", call.axes());
   const HeadsView<T> out = output_view<T>(y, "y", call.axes());
   Report report;
+  call.check_lengths(queries.view().batch);
   const CallOptions options = call.options(&report);
   without_gil(call.threads, [&] {
     if (prefill)
@@ -688,9 +701,9 @@ void bind_gradient_report(nb::module_& m) {
 void bind_calls(nb::module_& m) {
   nb::class_<Call>(m, "Call").def(
       "__init__",
-      [](Call* self, std::optional<Mask> key_mask, std::vector<Index> lengths, std::vector<Index> cumulative,
-         std::vector<Index> key_cumulative, Index offset, double tolerance, Index softmax_samples,
-         std::uint64_t softmax_seed, bool check_finite, bool tokens_first, Index threads) {
+      [](Call* self, std::optional<Mask> key_mask, std::optional<std::vector<Index>> lengths,
+         std::vector<Index> cumulative, std::vector<Index> key_cumulative, Index offset, double tolerance,
+         Index softmax_samples, std::uint64_t softmax_seed, bool check_finite, bool tokens_first, Index threads) {
         new (self) Call{std::move(key_mask),
                         std::move(lengths),
                         std::move(cumulative),
@@ -767,6 +780,7 @@ NB_MODULE(NPRF_MODULE, m) {
   });
   m.def("best_tilt", &best_tilt);
   m.def("num_threads", &num_threads);
-  m.def("set_num_threads", &set_num_threads);
+  m.def("set_num_threads", [](Index threads) { set_num_threads(nprf::python::detail::threads_of_process(threads)); });
+  m.def("after_fork", [] { nprf::python::detail::is_forked = true, set_num_threads(1); });
   m.attr("version") = nprf::detail::sentence(NPRF_VERSION_MAJOR, '.', NPRF_VERSION_MINOR, '.', NPRF_VERSION_PATCH);
 }

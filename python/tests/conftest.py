@@ -143,7 +143,7 @@ def gpu():
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
     try:
         from nprf import _cuda  # noqa: F401
-    except ImportError:
+    except ModuleNotFoundError:
         pytest.skip("nprf was not compiled for GPUs: -D NPRF_PYTHON_CUDA=ON, or NPRF_PYTHON_CUDA_ON_HOST=ON")
     if _cuda.on_host:
         return "cpu"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """nprf.attention and nprf.Attention over NumPy arrays."""
 
+import functools
 import os
 import pickle
 import signal
@@ -58,7 +59,7 @@ def test_the_formula_in_numpy(rng):
     b = rng.standard_normal(2 * n - 1)
     features = nprf.orf(D, 16, seed=3)
     w = features.rows(np.float64)
-    unit = lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True)  # noqa: E731
+    unit = lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True)
     phi_q, phi_k = np.exp(unit(q) @ w.T), np.exp(unit(k) @ w.T)
     lag = np.arange(n)[None, :] - np.arange(n)[:, None]
     weights = (phi_q @ phi_k.T) * np.exp(b[lag + n - 1])
@@ -170,10 +171,29 @@ def test_errors_of_the_references(rng):
     rejects(ValueError, "lengths: expected 2 entries", q, k, v, lengths=[1])
     rejects(ValueError, "cumulative_lengths: expected to end at 33", q, k, v, cumulative_lengths=[0, 5])
     rejects(ValueError, "layout: expected", q, k, v, layout="bhnd")
-    rejects(ValueError, "values: expected 33 rows", q, k, v[:, :, 1:])
-    rejects(ValueError, "keys: expected 8 columns", q, k[..., 1:], v)
-    rejects(ValueError, "queries, keys and values: expected", q, k[:, :2], v[:, :2])
-    rejects(ValueError, "queries, keys and values: expected", q, k[:1], v[:1], layout="tokens_first")
+    rejects(ValueError, "lengths: expected 2 entries .one a sequence., got 0", q, k, v, lengths=[])
+    rejects(ValueError, "values: expected 2 x 3 x 33 x 5 .*, got 2 x 3 x 32 x 5", q, k, v[:, :, 1:])
+    rejects(ValueError, "keys: expected 2 x 3 x 33 x 8 .*, got 2 x 3 x 33 x 7", q, k[..., 1:], v)
+    rejects(ValueError, "keys: expected a number of heads that 3 .* is a multiple of, got 2", q, k[:, :2], v[:, :2])
+    rejects(ValueError, "keys: expected 2 x ", q, k[:1], v[:1], layout="tokens_first")
+    rejects(ValueError, "values: expected 2, 3 or 4 dimensions, got 0", q, k, v[0, 0, 0, 0])
+    rejects(TypeError, "keys: expected float64, as the queries, got float32", q, k.astype(np.float32), v)
+    of_position = "queries: expected 2 heads .the number of feature maps or positions., got 3"
+    extra = rng.standard_normal((2, 1, 3))
+    grid = nprf.Grid(4, 8, rng.standard_normal((7, 15)), extra)
+    for position in (grid, nprf.Alibi([0.1, 0.2])):
+        with pytest.raises(ValueError, match=of_position):
+            nprf.reference.softmax_attention(q, k, v, position)
+        with pytest.raises(ValueError, match=of_position):
+            nprf.reference.kernelized_attention(nprf.Attention(nprf.orf(D, 16), position), q, k, v)
+    for maps in (2, 8):
+        with pytest.raises(ValueError, match=f"queries: expected {maps} heads"):
+            features = [nprf.orf(D, 16, seed) for seed in range(maps)]
+            nprf.reference.kernelized_attention(nprf.Attention(features), q, k, v)
+    for name, wrong in (("position", np.zeros(3)), ("normalization", 1.0)):
+        for call in (nprf.reference.softmax_attention, functools.partial(nprf.calibrate, num_features=9)):
+            with pytest.raises(TypeError, match=f"{name}: expected a "):
+                call(q, k, v, **{name: wrong})
 
 
 def test_layouts_have_the_same_bits(rng):
@@ -330,8 +350,12 @@ def test_threads_do_not_change_bits(rng):
     q, k, v = (heads(rng, 2, 4, 300, 16, dtype=np.float32) for _ in range(3))
     attention = nprf.Attention(nprf.orf(16, 32), nprf.T5(rng.standard_normal(32)))
     before = nprf.num_threads()
-    y = attention(q, k, v, threads=1)
-    assert np.array_equal(attention(q, k, v, threads=3), y)
+    y, saved = attention.forward(q, k, v, threads=1)
+    gradients = attention.backward(saved, y)
+    for threads in (2, 3):
+        other, saved = attention.forward(q, k, v, threads=threads)
+        assert np.array_equal(other, y)
+        assert all(np.array_equal(a, b) for a, b in zip(attention.backward(saved, y)[:4], gradients))
     assert nprf.num_threads() == before
     results = [None] * 4
 
@@ -352,7 +376,9 @@ def test_a_forked_process(rng):
     y = attention(q, q, q, threads=2)
     child = os.fork()
     if child == 0:
-        os._exit(0 if np.array_equal(attention(q, q, q), y) and nprf.num_threads() == 1 else 1)
+        same = np.array_equal(attention(q, q, q), y) and np.array_equal(attention(q, q, q, threads=2), y)
+        nprf.set_num_threads(2)
+        os._exit(0 if same and np.array_equal(attention(q, q, q), y) and nprf.num_threads() == 1 else 1)
     end = time.monotonic() + 20
     while (found := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < end:
         time.sleep(0.01)
@@ -373,6 +399,9 @@ def test_reports(rng):
     q, k, v = (heads(rng, H, 200, D, dtype=np.float32) for _ in range(3))
     attention = nprf.Attention(nprf.taylor(D), nprf.Alibi(0.05), near=16)
     assert attention(q, k, v, report=True, softmax_samples=50)[1].compared_rows == H * 50
+    for call in (attention, attention.forward):
+        with pytest.raises(ValueError, match="^softmax_samples: expected 0 without report=True, got 50$"):
+            call(q, k, v, softmax_samples=50)
     y, report = attention(q, k, v, report=True, softmax_samples=200)  # all rows
     assert report.engine in {"direct", "banded", "recurrence"}  # the fastest, which depends on the processor's level
     assert report.compared_rows == H * 200
@@ -535,7 +564,20 @@ def test_errors(rng):
     rejects(ValueError, "queries: expected 2, 3 or 4 dimensions, got 1", q[0, 0, 0], k, v)
     rejects(ValueError, "values: expected 2, 3 or 4 dimensions, got 5", q, k, v[None])
     rejects(ValueError, "keys: expected", q, k[0], v)
-    rejects(ValueError, "keys: expected float64, as the other arrays", q, k.astype(np.float32), v)
+    rejects(TypeError, "keys: expected float64, as the queries, got float32", q, k.astype(np.float32), v)
+    rejects(TypeError, "values: expected float64, as the queries, got int64", q, k, v.astype(np.int64))
+    attention = nprf.Attention(f)
+    y, saved = attention.forward(q, k, v)
+    with pytest.raises(TypeError, match="dy: expected float64, as the queries, got float32"):
+        attention.backward(saved, y.astype(np.float32))
+    rejects(TypeError, "attention: got an unknown option 'lenghts'", q, k, v, lenghts=[3, 4])
+    rejects(ValueError, "lengths: expected 2 entries .one a sequence., got 0", q, k, v, lengths=[])
+    rejects(ValueError, "threads: expected 0 to 4096, got -1", q, k, v, threads=-1)
+    rejects(ValueError, "softmax_seed: expected 0 to 2.64 - 1, got -1", q, k, v, softmax_seed=-1)
+    rejects(ValueError, "near: expected -9223372036854775808 to 9223372036854775807", q, k, v, near=2**70)
+    rejects(TypeError, "engine: expected a str, got int", q, k, v, engine=3)
+    rejects(TypeError, "normalization: expected a Normalization, got float", q, k, v, normalization=1.0)
+    rejects(TypeError, "position: expected a Position, got ndarray", q, k, v, position=np.zeros(3))
     rejects(TypeError, "queries: expected float32 or float64, got float16", q.astype(np.float16), k, v)
     rejects(TypeError, "queries: expected float32 or float64, got object", np.array([[None]]), k, v)
     rejects(TypeError, "queries: expected an array, got list", q.tolist(), k, v)
@@ -554,7 +596,7 @@ def test_errors(rng):
     rejects(TypeError, "position: expected a Position", q, k, v, position=np.zeros(5))
     rejects(TypeError, "features: expected a feature map", q, k, v, features=3)
     rejects(TypeError, "normalization", q, k, v, normalization=1.0)
-    rejects(TypeError, "unexpected keyword argument 'mask'", q, k, v, mask=None)
+    rejects(TypeError, "attention: got an unknown option 'mask'", q, k, v, mask=None)
     wrong = q.copy()
     wrong[1, 2, 3, 4] = np.nan
     rejects(

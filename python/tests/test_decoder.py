@@ -57,7 +57,7 @@ def test_steps_have_the_rows_of_attention(rng, name, near):
 
 def test_one_sequence_and_layouts(rng):
     x = tokens(rng, batch=1, dtype=np.float32)
-    new = lambda: nprf.Decoder(nprf.orf(D, 16), nprf.Alibi(0.1))  # noqa: E731
+    new = lambda: nprf.Decoder(nprf.orf(D, 16), nprf.Alibi(0.1))
     y = new().step(*x)
     assert y.shape == (1, H, N, V) and y.dtype == np.float32
     assert np.array_equal(new().step(*(each[0] for each in x)), y[0])
@@ -172,6 +172,21 @@ def test_the_state_does_not_grow(rng):
         (lambda: nprf.Decoder(nprf.orf(3, 3)).step(*(np.ones((2, 4), "f"),) * 3), ValueError, "queries"),
         (lambda: nprf.Decoder(nprf.orf(3, 3)).step(*(np.ones((2, 3), "f"),) * 3, offset=1), ValueError, "offset"),
         (lambda: nprf.Decoder(nprf.orf(3, 3), batch=2).step(*(np.ones((2, 3), "f"),) * 3), ValueError, "2 x 1 x 2 x 3"),
+        (
+            lambda: nprf.Decoder(nprf.orf(3, 3)).prefill(*(np.ones((2, 3), "f"),) * 3, softmax_samples=2),
+            ValueError,
+            "softmax_samples: expected 0 without report=True, got 2",
+        ),
+        (
+            lambda: nprf.Decoder(nprf.orf(3, 3)).step(*(np.ones((2, 3), "f"),) * 3, lengths=[]),
+            ValueError,
+            "lengths: expected 1 entries",
+        ),
+        (
+            lambda: nprf.Decoder(nprf.orf(3, 3)).step(np.ones((2, 3), "f"), np.ones((2, 3)), np.ones((2, 3), "f")),
+            TypeError,
+            "keys: expected float32, as the queries, got float64",
+        ),
         (lambda: nprf.Decoder(nprf.orf(3, 3)).rollback(1, 0), ValueError, "sequence"),
         (lambda: nprf.Decoder(nprf.orf(3, 3)).reorder([1]), ValueError, "from"),
         (lambda: nprf.Decoder(nprf.orf(3, 3)).reset(1), ValueError, "sequence"),
@@ -220,7 +235,7 @@ def assert_continues_as(decoder, other, x):
 
 def test_ctrl_c_ends_a_prefill(rng):
     x = heads(rng, 1, 2**18, D, dtype=np.float32)
-    new = lambda: nprf.Decoder(nprf.orf(D, 64), nprf.Alibi(0.1), engine="direct")  # noqa: E731
+    new = lambda: nprf.Decoder(nprf.orf(D, 64), nprf.Alibi(0.1), engine="direct")
     decoder = new()
     with interrupted():
         decoder.prefill(x, x, x)
@@ -234,7 +249,7 @@ def test_ctrl_c_ends_steps(rng, call, near):
     h, r = (8, 16) if near else (64, 1024)
     x = np.broadcast_to(heads(rng, 1, 2**15, D, dtype=np.float32), (h, 2**15, D))
     first, few = x[:, :5], x[:, 5:9]
-    new = lambda: nprf.Decoder(nprf.orf(D, r), nprf.Alibi(0.1), near=near)  # noqa: E731
+    new = lambda: nprf.Decoder(nprf.orf(D, r), nprf.Alibi(0.1), near=near)
     decoder, other = new(), new()
     decoder.step(first, first, first)
     with interrupted():

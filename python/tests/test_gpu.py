@@ -10,7 +10,7 @@ from conftest import assert_as_exact, gpu
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 import nprf.torch  # noqa: E402
 from nprf.torch import _functional, _gpu  # noqa: E402
-from nprf.torch._options import Options  # noqa: E402
+from nprf.torch._options import Arguments, Options  # noqa: E402
 
 B, H, N, D, V = 2, 4, 21, 8, 5
 
@@ -18,7 +18,7 @@ B, H, N, D, V = 2, 4, 21, 8, 5
 def case(
     position, causal=False, features=None, near=0, kv_heads=H, tokens_first=False, offset=0, sinks=0, lengths=None
 ):
-    """(q, k, v), (bias, extra), Options, and the key_mask: of the lengths, or random; float32."""
+    """The map, (q, k, v), (bias, extra), Options, and the key_mask: of the lengths, or random; float32."""
     torch.manual_seed(3)
     n = 12 if position.startswith("grid") else N
     shapes = [(B, H, n, D), (B, kv_heads, n, D), (B, kv_heads, n, V)]
@@ -71,10 +71,14 @@ def on(device, tensors):
     return [None if x is None else x.to(device) for x in tensors]
 
 
+def on_device(device, arrays, parameters=(None, None), key_mask=None, packing=None):
+    return Arguments(*on(device, [*arrays, *parameters, key_mask, packing]))
+
+
 def on_the_cpu(arrays, parameters, mask, options, dy, dtype):
     """y and the gradients of q, k, v, bias and extra, computed in this type."""
     x = [None if each is None else each.to(dtype) for each in (*arrays, *parameters)]
-    y, _ = _functional._forward(_functional.Arguments(*x, mask), options, True)
+    y, _ = _functional._forward(Arguments(*x, mask), options, True)
     token = torch.empty(0, dtype=torch.uint8)  # nothing is saved
     return y, *_functional.backward_op(dy.to(dtype), token, *x, mask, None, None, options.text())
 
@@ -84,9 +88,9 @@ def test_equals_the_cpu(name):
     device = gpu()
     features, arrays, parameters, options, mask = made(name)
     dy = torch.randn(*arrays[0].shape[:-1], V)
-    inputs = [*arrays, *parameters, mask]
-    y = _gpu.forward(*on(device, inputs), options)
-    *gradients, dparameters = _gpu.backward(*on(device, [dy, *inputs]), options)
+    inputs = on_device(device, arrays, parameters, mask)
+    y = _gpu.forward(inputs, options)
+    *gradients, dparameters = _gpu.backward(dy.to(device), inputs, options)
     of_bias, of_extra = _functional._split(dparameters, *on(device, parameters))
     like = _functional._like
     of_parameters = like(of_bias, parameters[0], options.bias_dims()), like(of_extra, parameters[1], 2)
@@ -111,9 +115,9 @@ def test_halves(name, dtype):
     features, arrays, parameters, options, mask = made(name)
     arrays = [x.to(dtype) for x in arrays]
     dy = torch.randn(*arrays[0].shape[:-1], V).to(dtype)
-    inputs = [*arrays, *parameters, mask]
-    y = _gpu.forward(*on(device, inputs), options)
-    *gradients, dparameters = _gpu.backward(*on(device, [dy, *inputs]), options)
+    inputs = on_device(device, arrays, parameters, mask)
+    y = _gpu.forward(inputs, options)
+    *gradients, dparameters = _gpu.backward(dy.to(device), inputs, options)
     of_bias, _ = _functional._split(dparameters, *on(device, parameters))
     expected, *exact = on_the_cpu(arrays, parameters, mask, options, dy, torch.float64)
     assert y.dtype == dtype and all(g.dtype == dtype for g in gradients)
@@ -128,14 +132,15 @@ def test_halves(name, dtype):
 
 def test_plans_are_kept_and_parameters_are_those_of_the_call():
     device = gpu()
-    features, arrays, (bias, _), options, _ = made("table, causal False")
-    arrays, bias = on(device, arrays), bias.to(device)
-    first = _gpu.forward(*arrays, bias, None, None, options)
+    features, arrays, parameters, options, _ = made("table, causal False")
+    x = on_device(device, arrays, parameters)
+    first = _gpu.forward(x, options)
     plans = len(_gpu._plans)
-    other = _gpu.forward(*arrays, bias + torch.randn_like(bias), None, None, options)
+    other = _gpu.forward(x._replace(bias=x.bias + torch.randn_like(x.bias)), options)
     assert not torch.equal(first, other)
-    assert torch.equal(_gpu.forward(*arrays, bias, None, None, options), first)
-    assert torch.equal(_gpu.forward(*(x.mT.contiguous().mT for x in arrays), bias, None, None, options), first)
+    assert torch.equal(_gpu.forward(x, options), first)
+    copies = (each.mT.contiguous().mT for each in x[:3])
+    assert torch.equal(_gpu.forward(Arguments(*copies, x.bias, None), options), first)
     assert len(_gpu._plans) == plans
 
 
@@ -146,7 +151,7 @@ def test_errors_on_a_gpu():
 
     def rejects(error, text, q, k, v, **changes):
         with pytest.raises(error, match=text):
-            _gpu.forward(q, k, v, bias, None, None, options._replace(**changes))
+            _gpu.forward(Arguments(q, k, v, bias, None), options._replace(**changes))
 
     q, k, v = arrays
     rejects(TypeError, "float32, float16 or bfloat16 on a GPU", q.double(), k, v)
@@ -160,32 +165,105 @@ def test_errors_on_a_gpu():
 
 def test_empty_arrays_on_a_gpu():
     device = gpu()
-    features, arrays, (bias, _), options, _ = made("table, causal False")
-    q, k, v = (x.to(device)[:, :, :0] for x in arrays)
-    assert _gpu.forward(q, k, v, bias.to(device), None, None, options).shape == (B, H, 0, V)
-    gradients = _gpu.backward(torch.empty(B, H, 0, V, device=device), q, k, v, bias.to(device), None, None, options)
-    assert [g.shape for g in gradients[:3]] == [x.shape for x in (q, k, v)] and not gradients[3].any()
+    features, arrays, parameters, options, _ = made("table, causal False")
+    x = on_device(device, [each[:, :, :0] for each in arrays], parameters)
+    assert _gpu.forward(x, options).shape == (B, H, 0, V)
+    gradients = _gpu.backward(torch.empty(B, H, 0, V, device=device), x, options)
+    assert [g.shape for g in gradients[:3]] == [each.shape for each in x[:3]] and not gradients[3].any()
+    without_queries = x._replace(k=arrays[1].to(device), v=arrays[2].to(device))
+    gradients = _gpu.backward(torch.empty(B, H, 0, V, device=device), without_queries, options)
+    assert all(not g.any() for g in gradients)
 
 
 def test_lengths_are_the_mask_that_they_describe():
     device = gpu()
-    features, arrays, (bias, _), options, lengths = made("lengths, sinks, grouped queries")
-    inputs = on(device, [*arrays, bias, None])
-    mask = torch.arange(N) < lengths[:, None]
-    y = _gpu.forward(*inputs, mask.to(device), options)
-    assert torch.equal(_gpu.forward(*inputs, lengths, options), y)  # on the CPU, and on the device
-    assert torch.equal(_gpu.forward(*inputs, lengths.to(device), options), y)
-    assert not torch.equal(_gpu.forward(*inputs, None, options), y)
+    features, arrays, parameters, options, lengths = made("lengths, sinks, grouped queries")
+    x = on_device(device, arrays, parameters)
+    y = _gpu.forward(x._replace(key_mask=(torch.arange(N) < lengths[:, None]).to(device)), options)
+    assert torch.equal(_gpu.forward(x._replace(key_mask=lengths), options), y)  # on the CPU, and on the device
+    assert torch.equal(_gpu.forward(x._replace(key_mask=lengths.to(device)), options), y)
+    assert not torch.equal(_gpu.forward(x, options), y)
+
+
+packed_cases = {
+    "t5, causal": ({"position": "t5:128", "causal": True}, [0, 5, 5, N], None),
+    "keys of their own": ({"position": "table", "near": 3, "features": nprf.taylor(D)}, [0, 0, 9, N], [0, 9, 12, N]),
+    "tokens first": ({"position": "alibi", "tokens_first": True, "kv_heads": 2, "sinks": 2}, [0, 8, N], None),
+    "one": ({"position": "none"}, [0, N], None),
+    "a grid": ({"position": "grid:3:4"}, [0, 14, 28], None),
+}
+
+
+@pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.parametrize("name", packed_cases)
+def test_packed_sequences_equal_the_cpu(name, mask):
+    device = gpu()
+    kind, ends, of_keys = packed_cases[name]
+    features, arrays, parameters, options, _ = case(**kind)
+    axis = 1 if options.tokens_first else 2
+    arrays = [x[:1] for x in arrays]
+    if name == "a grid":
+        arrays = [torch.cat([x, 2 * x], axis) for x in arrays]
+    packing = torch.tensor([ends] if of_keys is None else [ends, of_keys])
+    key_mask = torch.rand(1, arrays[1].shape[axis]) < 0.7 if mask and name != "a grid" else None
+    dy = torch.randn(*arrays[0].shape[:-1], V)
+
+    def on_the_cpu(dtype):
+        of_type = [None if each is None else each.to(dtype) for each in (*arrays, *parameters)]
+        x = Arguments(*of_type, key_mask, packing)
+        y, _ = _functional._forward(x, options, True)
+        token = torch.empty(0, dtype=torch.uint8)  # nothing is saved
+        return y, *_functional.backward_op(dy.to(dtype), token, *x, None, options.text())
+
+    exact, expected = on_the_cpu(torch.float64), on_the_cpu(torch.float32)
+    for place in (device, "cpu"):  # of the lengths
+        x = on_device(device, arrays, parameters, key_mask, packing)._replace(packing=packing.to(place))
+        y = _gpu.forward(x, options)
+        *gradients, dparameters = _gpu.backward(dy.to(device), x, options)
+        of_bias, of_extra = _functional._split(dparameters, x.bias, x.extra)
+        like = _functional._like
+        of_parameters = like(of_bias, parameters[0], options.bias_dims()), like(of_extra, parameters[1], 2)
+        found = [y, *gradients, *(torch.empty(0) if each is None else each for each in of_parameters)]
+        assert all(a.is_contiguous() and a.shape == b.shape for a, b in zip(found[:4], (y, *x[:3])))
+        assert_as_exact(found, expected, exact)
+
+
+def test_packed_sequences_of_other_dimensions_and_sizes():
+    device = gpu()
+    features, arrays, (bias, _), options, _ = made("alibi, causal True")
+    packing = torch.tensor([[0, 5, N]])
+    one = [x[0] for x in arrays]
+    all_heads = _gpu.forward(on_device(device, [x[None] for x in one], (bias, None), None, packing), options)
+    assert torch.equal(_gpu.forward(on_device(device, one, (bias, None), None, packing), options), all_heads[0])
+    of_head = on_device(device, [x[1] for x in one], (bias[1:2], None), None, packing)
+    assert torch.equal(_gpu.forward(of_head, options), all_heads[0, 1])
+    *gradients, _ = _gpu.backward(torch.ones(N, V, device=device), of_head, options)
+    assert [g.shape for g in gradients] == [x.shape for x in of_head[:3]]
+    # other lengths, and numbers that are not finite in other sequences: the same plan, and the same rows
+    plans = len(_gpu._plans)
+    arrays[0][0, :, 5:], arrays[1][0, :, 5:], arrays[2][0, :, 5:] = torch.nan, torch.nan, torch.nan
+    y = _gpu.forward(on_device(device, [x[0] for x in arrays], (bias, None), None, packing), options)
+    assert torch.equal(y[:, :5], all_heads[0, :, :5]) and y[:, 5:].isnan().all()
+    assert len(_gpu._plans) == plans
+    no_keys = on_device(
+        device, [one[0], one[1][:, :0], one[2][:, :0]], (bias, None), None, torch.tensor([[0, N], [0, 0]])
+    )
+    assert not _gpu.forward(no_keys, options).any()
+    *gradients, _ = _gpu.backward(torch.ones(H, N, V, device=device), no_keys, options)
+    assert [g.shape for g in gradients] == [x.shape for x in no_keys[:3]] and not gradients[0].any()
+    none = on_device(device, [x[:, :0] for x in one], (bias, None), None, torch.tensor([[0]]))
+    assert _gpu.forward(none, options).shape == (H, 0, V)
 
 
 def test_errors_that_are_those_of_the_cpu():
     """They need no GPU."""
     features, (q, k, v), (bias, _), options, _ = made("table, causal False")
 
-    def compare(text, q, k, v, lengths=None, **changes):
+    def compare(text, q, k, v, lengths=None, packing=None, **changes):
         key_mask = None if lengths is None else torch.tensor(lengths)
-        x, changed = _functional.Arguments(q, k, v, bias, None, key_mask), options._replace(**changes)
-        for call in (lambda: _gpu.forward(*x[:6], changed), lambda: _functional._forward(x, changed, False)):
+        packing = None if packing is None else torch.tensor(packing)
+        x, changed = Arguments(q, k, v, bias, None, key_mask, packing), options._replace(**changes)
+        for call in (lambda: _gpu.forward(x, changed), lambda: _functional._forward(x, changed, False)):
             with pytest.raises(ValueError, match=text):
                 call()
 
@@ -197,6 +275,25 @@ def test_errors_that_are_those_of_the_cpu():
     compare("^sinks: expected 0 or more, got -1$", q, k, v, sinks=-1)
     elu = nprf.elu(D)
     compare("^sinks: expected 0 .* got 1$", q, k, v, sinks=1, features=elu._identity)
+    one = q[:1], k[:1], v[:1]
+    ends = [0, 5, N]
+    compare(r"^cumulative_lengths\[0\]: expected 0, got 1$", *one, packing=[[1, 5, N]])
+    compare(
+        r"^cumulative_lengths\[2\]: expected at least 22 \(the one before\), got 21$", *one, packing=[[0, N + 1, N]]
+    )
+    compare(r"^cumulative_lengths: expected to end at 21 \(the number of tokens\), got 5$", *one, packing=[[0, 5]])
+    compare(r"^key_cumulative_lengths: expected to end at 21 ", *one, packing=[ends, [0, 5, N - 1]])
+    compare(r"^cumulative_lengths: expected to end at 20 ", q[:1], k[:1, :, :-1], v[:1, :, :-1], packing=[ends])
+    compare("^lengths: expected none for packed sequences, got 1$", *one, lengths=[N], packing=[ends])
+    in_two = [x[None, None] for x in one]
+    compare("^queries: expected 2, 3 or 4 dimensions, got 6$", *in_two, packing=[ends])
+    with pytest.raises(ValueError, match="keys: expected a batch of 1 for packed sequences on a GPU, got 2"):
+        _gpu.forward(Arguments(q[:1], k, v, bias, None, None, torch.tensor([ends])), options)
+    with pytest.raises(ValueError, match=r"values: expected 21 rows \(those of the keys\), got 20"):
+        _gpu.forward(Arguments(*one[:2], v[:1, :, :-1], bias, None, None, torch.tensor([ends])), options)
+    on_grid = options._replace(position="grid:1:5")
+    with pytest.raises(ValueError, match=r"queries: expected 16 rows \(the position's tokens\), got 5"):
+        _gpu.forward(Arguments(*one, bias, None, None, torch.tensor([ends])), on_grid)
 
 
 def test_what_is_copied_and_what_is_written():
@@ -221,25 +318,25 @@ def test_inputs_stay_and_only_gradients_are_written():
     features, arrays, (bias, _), options, mask = made("table, causal False")
     arrays = [torch.cat([x, x[..., :3]], dim=-1).to(device) for x in arrays]  # with channels that are not theirs
     wide = [x.clone() for x in arrays]
-    inputs = [x[..., :-3] for x in arrays]
-    others = on(device, [bias, None, mask])
-    y = _gpu.forward(*inputs, *others, options)
-    gradients = _gpu.backward(torch.ones_like(y), *inputs, *others, options)
-    assert all(torch.equal(x, before) for x, before in zip(arrays, wide))
-    expected = _gpu.backward(torch.ones_like(y), *(x.contiguous() for x in inputs), *others, options)
-    for g, e in zip(gradients, expected):
+    x = on_device(device, [each[..., :-3] for each in arrays], (bias, None), mask)
+    y = _gpu.forward(x, options)
+    gradients = _gpu.backward(torch.ones_like(y), x, options)
+    assert all(torch.equal(each, before) for each, before in zip(arrays, wide))
+    contiguous = Arguments(*(each.contiguous() for each in x[:3]), *x[3:])
+    for g, e in zip(gradients, _gpu.backward(torch.ones_like(y), contiguous, options)):
         torch.testing.assert_close(g, e)
 
 
 def test_the_module_never_copies_what_it_writes():
     device = gpu()
-    features, arrays, (bias, _), options, _ = made("table, causal False")
-    q, k, v, bias = on(device, [*arrays, bias])
+    features, arrays, parameters, options, _ = made("table, causal False")
+    x = on_device(device, arrays, parameters)
+    q, k, v = x[:3]
     module, capsules = _gpu._module(), _gpu._capsules
-    plan = _gpu._plan_of(q, k, v, bias, None, options, True)
-    parameters = _gpu._parameters(bias, None, options)
-    y = _gpu.forward(q, k, v, bias, None, None, options)
-    dy, call = torch.ones_like(y), _gpu._call(plan, q, parameters, None)
+    plan = _gpu._plan_of(x, options, True)
+    parameters = _gpu._parameters(x, options)
+    y = _gpu.forward(x, options)
+    dy, call = torch.ones_like(y), _gpu._call(plan, x, parameters)
 
     def rejects(error, text, function, position, out):
         """`function` with this output among its right ones."""

@@ -75,6 +75,19 @@ def test_errors(rng):
         (Exception, "b: expected an odd number", (q, q, q, jnp.zeros(4)), {}),
         (Exception, "queries: expected 8 columns", (q[..., :3],) * 3, {}),
         (ValueError, "bias: expected the parameters of position='t5', got None", (q, q, q), {"position": "t5"}),
+        (TypeError, "queries: expected float32, float64 or halves, got int32", (q.astype(jnp.int32), q, q), {}),
+        (TypeError, "queries: expected float32, float64 or halves, got bool", (q > 0, q, q), {}),
+        (
+            TypeError,
+            "keys: expected float64, as the queries, or halves, got float32",
+            (q, q.astype(jnp.float32), q),
+            {},
+        ),
+        (TypeError, "bias: expected floating-point numbers, got int64", (q, q, q, jnp.zeros(5, int)), {}),
+        (ValueError, r"bias: expected at least one number, got the shape \(0,\)", (q, q, q, jnp.zeros(0)), {}),
+        (ValueError, "bias: expected None without a position", (q, q, q, jnp.zeros(5)), {"position": None}),
+        (TypeError, "normalization: expected a Normalization, got float", (q, q, q), {"normalization": 1.0}),
+        (TypeError, "engine: expected a str, got int", (q, q, q), {"engine": 3}),
         (TypeError, "key_mask: expected bool, got float32", (q, q, q), {"key_mask": jnp.ones((2, 5), jnp.float32)}),
     ):
         with pytest.raises(error, match=text):

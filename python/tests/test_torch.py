@@ -85,7 +85,7 @@ def test_sinks():
 
 def test_without_a_position():
     q, k, v = tensors(B, H, N, D)
-    function = lambda q, k, v: nprf.torch.attention(q, k, v, features=nprf.taylor(D), near=4)  # noqa: E731
+    function = lambda q, k, v: nprf.torch.attention(q, k, v, features=nprf.taylor(D), near=4)
     assert torch.autograd.gradcheck(function, (q, k, v), fast_mode=True)
 
 
@@ -235,9 +235,9 @@ def test_errors_of_packed_sequences():
     rejects(TypeError, "cumulative_lengths: expected integers, got torch.float32", [0.0, 17.0])
     rejects(ValueError, "lengths: expected none for packed sequences", [0, N], lengths=[N])
     with pytest.raises(NotImplementedError, match="cumulative_lengths: expected none under vmap"):
-        torch.func.vmap(
-            lambda q: nprf.torch.attention(q, q, q, features=nprf.orf(D, 16), cumulative_lengths=[0, N])
-        )(q.detach())
+        torch.func.vmap(lambda q: nprf.torch.attention(q, q, q, features=nprf.orf(D, 16), cumulative_lengths=[0, N]))(
+            q.detach()
+        )
 
 
 def test_gradient_reports():
@@ -272,7 +272,7 @@ def test_gradient_reports():
         lambda: with_report(*(each.to("meta") for each in x)),
         lambda: torch.fx.experimental.proxy_tensor.make_fx(with_report)(*x),
     ):
-        with pytest.raises(ValueError, match="gradient_report: expected None on a GPU, under transforms and under"):
+        with pytest.raises(ValueError, match="gradient_report: expected None on a GPU, under transforms or under"):
             call()
     with pytest.raises(torch._dynamo.exc.Unsupported, match="gradient_report: expected None in a graph"):
         torch.compile(with_report, fullgraph=True, backend="aot_eager")(q, k, v, bias)
@@ -458,16 +458,45 @@ def test_halves_and_autocast():
     assert layer.position_bias.grad.dtype == torch.float32
 
 
+def test_positions_and_other_options_of_odd_types():
+    q, k, v = tensors(B, H, N, D)
+    features = nprf.orf(D, 16)
+    y = nprf.torch.attention(q, k, v, features=features, position=None)
+    assert torch.equal(y, nprf.torch.attention(q, k, v, features=features))
+    for error, text, bias, options in (
+        (ValueError, "bias: expected None without a position", torch.zeros(5), {"position": None}),
+        (
+            TypeError,
+            "position: expected a str, a tuple or None, got T5",
+            torch.zeros(32),
+            {"position": nprf.T5([0] * 32)},
+        ),
+        (TypeError, "position: expected an integer, got 128.0", torch.zeros(32), {"position": ("t5", 128.0)}),
+        (ValueError, "position: expected 'table'", torch.zeros(32), {"position": ("t5", 1, 2)}),
+        (TypeError, "normalization: expected a Normalization, got float", None, {"normalization": 1.0}),
+        (TypeError, "engine: expected a str, got list", None, {"engine": []}),
+        (ValueError, "engine: expected", None, {"engine": "fast"}),
+        (ValueError, "softmax_seed: expected 0 to 2.64 - 1, got -1", None, {"softmax_seed": -1}),
+    ):
+        bias = None if bias is None else bias.to(q.dtype)
+        with pytest.raises(error, match=text):
+            nprf.torch.attention(q, k, v, bias, features=features, **options)
+
+
 def test_threads_are_those_of_torch():
     q, k, v = tensors(B, H, 300, D, dtype=torch.float32)
-    function = lambda: nprf.torch.attention(q, k, v, features=nprf.orf(D, 16))  # noqa: E731
+    bias = torch.randn(32, requires_grad=True)
+    function = lambda: nprf.torch.attention(q, k, v, bias, features=nprf.orf(D, 16), position="t5")
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
         y = function()
+        gradients = torch.autograd.grad(y.square().sum(), (q, k, v, bias))
         assert nprf.num_threads() in (1, before)
         torch.set_num_threads(3)
         assert torch.equal(function(), y)
+        others = torch.autograd.grad(function().square().sum(), (q, k, v, bias))
+        assert all(torch.equal(a, b) for a, b in zip(gradients, others))
     finally:
         torch.set_num_threads(before)
     # one OpenMP in the process
@@ -492,7 +521,7 @@ def test_ctrl_c_ends_a_backward(lost):
     before = len(_functional._saved)
     with torch.autograd.graph.saved_tensors_hooks(*hooks):
         y = nprf.torch.attention(x, x, x, bias, features=nprf.orf(8, 64), engine="direct")
-    backward = lambda: torch.autograd.grad(y, [x, bias], x.detach(), retain_graph=True)  # noqa: E731
+    backward = lambda: torch.autograd.grad(y, [x, bias], x.detach(), retain_graph=True)  # noqa: F821
     expected, whole = seconds(backward)
     with interrupted(after=whole / 8, within=whole / 2):
         backward()
@@ -506,7 +535,7 @@ def test_ctrl_c_ends_a_backward(lost):
 
 def test_vmap():
     q, k, v = tensors(3, H, N, D)
-    function = lambda q, k, v: nprf.torch.attention(q, k, v, features=nprf.orf(D, 16))  # noqa: E731
+    function = lambda q, k, v: nprf.torch.attention(q, k, v, features=nprf.orf(D, 16))
     y = torch.func.vmap(function)(q, k, v)
     assert torch.equal(y, function(q, k, v))
     bias = torch.randn(3, H, 11, dtype=torch.float64)
@@ -533,7 +562,7 @@ def derivative(how, function, x):
 def test_derivatives_that_are_not_supported_are_refused(how):
     """In a graph of torch.compile, too."""
     x, features = torch.randn(H, N, D), nprf.orf(D, 16)
-    function = lambda x: nprf.torch.attention(x, x, x, features=features).sum()  # noqa: E731
+    function = lambda x: nprf.torch.attention(x, x, x, features=features).sum()
     text = "attention: expected (derivatives by torch.autograd|reverse-mode derivatives)"
     with pytest.raises(NotImplementedError, match=text):
         derivative(how, function, x)
@@ -550,7 +579,7 @@ def test_derivatives_that_are_not_supported_are_refused(how):
 def test_what_is_near_to_derivatives_that_are_not_supported():
     """Values under dual_level without tangents, and vmap, also under torch.compile."""
     x, features = torch.randn(2, H, N, D), nprf.orf(D, 16)
-    function = lambda x: nprf.torch.attention(x, x, x, features=features)  # noqa: E731
+    function = lambda x: nprf.torch.attention(x, x, x, features=features)
 
     def under_a_level(x):
         with torch.autograd.forward_ad.dual_level():
@@ -618,6 +647,27 @@ def test_a_layer_accepts_the_arguments_of_multihead_attention():
     for heads in ({}, {"heads": 2, "num_heads": 2}):
         with pytest.raises(TypeError, match="one of heads and num_heads"):
             nprf.torch.Attention(16, **heads)
+    of_layer = [
+        ("num_features: expected None for features='taylor', got 8", {"num_features": 8}),
+        ("num_features: expected None beside a feature map", {"num_features": 8, "features": nprf.orf(8, 16)}),
+        ("scale: expected a positive number, got -1", {"scale": -1}),
+        ("scale: expected 1 beside a normalization, got 2", {"scale": 2, "normalization": nprf.Normalization.none()}),
+        ("buckets: expected 32 unless position='t5', got 16", {"buckets": 16, "position": "table"}),
+        ("reach: expected 128 unless position='table', got 5", {"reach": 5}),
+        ("features: expected one map, or 2 .heads., got 3", {"features": [nprf.orf(8, 4, seed) for seed in range(3)]}),
+        ("engine: expected", {"engine": "fast"}),
+        ("near: expected 0", {"near": -1}),
+        ("near", {"features": nprf.elu(8)}),
+        (r"weights: expected at least one number, got the shape \[0\]", {"position": "t5", "buckets": 0}),
+    ]
+    for text, options in of_layer:
+        with pytest.raises(ValueError, match=text):
+            nprf.torch.Attention(16, 2, **options)
+    nprf.torch.Attention(16, 2, engine="fused")  # of a GPU
+    x = torch.randn(2, 5, 16)
+    for option in ({"offset": 3}, {"lenghts": [5, 4]}):  # of attention, which a layer does not have; misspelt
+        with pytest.raises(TypeError, match=f"forward: got an unknown option {next(iter(option))!r}"):
+            ours(x, **option)
 
 
 def test_reset_parameters():
@@ -1120,6 +1170,10 @@ def test_replace_attention():
                 model(x, other)
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
         assert torch.equal(compiled(x, mask), model(x, mask))
+        with pytest.raises(
+            ValueError, match=r"hidden_states: expected at most 30 tokens \(near\) without features, got 31"
+        ):
+            model(torch.randn(2, 31, 24))
         layer, other = model.layers[0], torch.nn.Embedding(16, 3)
         assert torch.equal(layer(x, cache_position=torch.arange(30))[0], layer(x)[0])  # as some versions of T5 pass it
         layer.relative_attention_bias = other
@@ -1133,10 +1187,40 @@ def test_replace_attention():
         nprf.torch.replace_attention(encoder_without_bias())
 
 
+def test_replaced_attention_beyond_the_near_field():
+    """Calibrated maps, on other inputs than those that they are calibrated for."""
+    torch.manual_seed(0)
+    model, n = T5Encoder(), 200
+    for layer in model.layers:
+        torch.nn.init.normal_(layer.q.weight, std=0.08)  # standard deviation of q.k about 1
+    mean = torch.randn(24)
+    sample, x = torch.randn(4, n, 24) + mean, torch.randn(2, n, 24) + mean
+    with torch.no_grad():
+        expected = model(x)
+
+        def error(features):
+            ours = copy.deepcopy(model)
+            nprf.torch.replace_attention(ours, features, near=16)
+            return float((ours(x) - expected).norm() / (expected - x).norm())
+
+        def calibrated(**options):
+            return nprf.torch.calibrated_features(model, lambda: model(sample), near=16, **options)
+
+        features = calibrated(num_features=30)
+        assert error(features) < 0.03
+        assert error(features) < error(nprf.taylor(8)) / 4
+        assert (
+            calibrated(target_error=0.5)("layers.1", 8).maps[0].output_dim < features("layers.1", 8).maps[0].output_dim
+        )
+    with pytest.raises(ValueError, match="run: expected a call of layers.0, got none"):
+        nprf.torch.calibrated_features(model, lambda: None, num_features=30)
+    assert not any(module._forward_hooks for layer in model.layers for module in (layer.q, layer.k, layer.v))
+
+
 def test_replaced_attention_keeps_the_state_dict():
     model = T5Encoder()
     state = model.state_dict()
-    nprf.torch.replace_attention(model)
+    nprf.torch.replace_attention(model, nprf.taylor(8), near=8)
     assert model.state_dict().keys() == state.keys()
     model.load_state_dict(state)
     other = copy.deepcopy(model)  # whose layers share its own bias

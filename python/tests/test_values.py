@@ -9,7 +9,7 @@ import re
 import nprf
 import numpy as np
 import pytest
-from conftest import assert_within_bounds
+from conftest import Producer, assert_within_bounds
 
 eps = np.finfo(np.float64).eps
 
@@ -139,7 +139,8 @@ def test_random_features_are_those_of_every_machine():
         (lambda: nprf.RandomFeatures("trigonometric", 3, 3, tilt=nprf.oprf_tilt(3, 1.0)), "tilt"),
         (lambda: nprf.ProjectedFeatures("positive", np.full((2, 2), np.nan)), "finite"),
         (lambda: nprf.HeadFeatures([]), "features"),
-        (lambda: nprf.HeadFeatures([nprf.orf(3, 3), nprf.elu(3)]).output_dim, "one kind"),
+        (lambda: nprf.HeadFeatures([nprf.orf(3, 3), nprf.elu(3)]), "one kind"),
+        (lambda: nprf.HeadFeatures([nprf.orf(3, 3), nprf.orf(3, 4)]), "got 3 -> 3 and 3 -> 4"),
         (lambda: nprf.elu(3).redraw(1), "random vectors"),
         (lambda: nprf.CalibratedFeatures("nonsense"), "nprf-calibrated-features"),
         (lambda: nprf.CentredFeatures(nprf.elu(8), centring()), "to be centred"),
@@ -157,6 +158,9 @@ def test_random_features_are_those_of_every_machine():
         (lambda: nprf.Normalization.unit(0), "radius"),
         (lambda: nprf.oprf_tilt(0, 1.0), "d:"),
         (lambda: nprf.resize_bias(np.zeros(4), 3), "odd"),
+        (lambda: nprf.resize_bias(np.zeros(3)), "size: expected a length, or a height and a width, got 0 numbers"),
+        (lambda: nprf.orf(3, 3, 2**64), "seed: expected 0 to 2.64 - 1, got 18446744073709551616"),
+        (lambda: nprf.calibrate(*np.ones((3, 9, 2)), num_features=3, seed=-1), "seed: expected 0 to 2.64 - 1, got -1"),
         (lambda: nprf.set_num_threads(0), "threads"),
         (lambda: nprf.Attention(nprf.orf(3, 3), engine="grid")(*(np.ones((2, 3)),) * 3), "grid"),
         (lambda: nprf.Attention(nprf.orf(3, 3), nprf.T5(np.zeros(3))), "even"),
@@ -167,8 +171,61 @@ def test_invalid_arguments(make, text):
         make()
 
 
+@pytest.mark.parametrize(
+    "make, text",
+    [
+        (lambda: nprf.RandomFeatures(3, 8, 16), "kind: expected a str, got int"),
+        (lambda: nprf.RandomFeatures("positive", 8, 16, 3), "projection: expected a str, got int"),
+        (lambda: nprf.RandomFeatures("positive", 8, 16, tilt=5), "tilt: expected a Tilt, got int"),
+        (lambda: nprf.CalibratedFeatures(b"nprf"), "text: expected a str, got bytes"),
+        (
+            lambda: nprf.RelativePosition(np.ma.array([0, 1, 2.0], mask=[0, 1, 0])),
+            "b: expected an array without a mask",
+        ),
+        (lambda: nprf.Attention(nprf.orf(3, 3), engine=3), "engine: expected a str, got int"),
+        (lambda: nprf.set_num_threads(2.7), "threads: expected an integer, got 2.7"),
+        (lambda: nprf.balance(*np.ones((2, 9, 2)), normalization=1.0), "normalization: expected a Normalization"),
+    ],
+)
+def test_other_types(make, text):
+    with pytest.raises(TypeError, match=text):
+        make()
+
+
+def test_parameters_are_read_by_dlpack():
+    b = np.arange(5.0)
+    assert nprf.RelativePosition(Producer(b)) == nprf.RelativePosition(b)
+
+
+def test_lists_of_maps_are_one_map_while_it_is_used():
+    maps = [nprf.orf(8, 16, seed) for seed in range(2)]
+    one = nprf.Attention(maps)
+    assert nprf.Attention(tuple(maps)).features is one.features
+    assert nprf.Attention(maps[::-1]).features != one.features
+    q = np.ones((2, 9, 8))
+    y = nprf.attention(q, q, q, features=maps)
+    kept = len(nprf._attention._attentions)
+    assert np.array_equal(nprf.attention(q, q, q, features=list(maps)), y)
+    assert len(nprf._attention._attentions) == kept
+    assert nprf.HeadFeatures(maps).redraw(2**64 - 1).maps[1] == nprf.orf(8, 16, seed=2**64 - 1)
+
+
+def test_normalization():
+    x = np.random.default_rng(0).standard_normal((2, 5, 8))
+    x[0, 0] = 0
+    by_unit, by_none = nprf.Normalization.unit(1.5).apply(x), nprf.Normalization.none().apply(x)
+    assert np.abs(np.linalg.norm(by_unit, axis=-1).ravel()[1:] - 1.5).max() <= 8 * eps and not by_unit[0, 0].any()
+    assert np.abs(by_none * 8**0.25 - x).max() <= 4 * eps * np.abs(x).max()
+    assert nprf.Normalization.none().apply(x.astype(np.float32)).dtype == np.float32
+    for constants in (nprf.sderf_tilt, lambda q, k, **options: nprf.balance(q, k, **options).centring):
+        unit = nprf.Normalization.unit()
+        assert constants(x[0], x[1]) == constants(unit.apply(x[0]), unit.apply(x[1]), normalization=None)
+
+
 def test_resize_bias():
     b = np.sin(np.arange(9.0))
+    assert np.array_equal(nprf.resize_bias(np.stack([b, 2 * b]), 17), [nprf.resize_bias(x, 17) for x in (b, 2 * b)])
+    assert nprf.resize_bias(np.ones((2, 3, 5)), 4, 4).shape == (2, 7, 7)
     assert np.array_equal(nprf.resize_bias(b, 9), b)
     assert nprf.resize_bias(b, 17)[8] == b[4]
     assert nprf.resize_bias(np.ones((3, 5)), 4, 4).shape == (7, 7)
@@ -186,7 +243,7 @@ def test_balance():
     rng = np.random.default_rng(0)
     mix = rng.standard_normal((2, 8, 8))
     q, k = (rng.standard_normal((500, 8)) @ m + rng.standard_normal(8) for m in mix)
-    c, variances = nprf.balance(q, k, shrinkage=1e-9)
+    c, variances = nprf.balance(q, k, shrinkage=1e-9, normalization=None)
     # the mean of 500 numbers, as one sum and in pairs
     assert np.abs(c.query_mean - q.mean(axis=0)).max() <= 500 * eps * np.abs(q).max()
     assert np.abs(c.key_mean - k.mean(axis=0)).max() <= 500 * eps * np.abs(k).max()
@@ -212,8 +269,9 @@ def test_centred_features(make):
     q, k, v = rng.standard_normal((3, 40, 8)) / 4
     q, k = q + offset, k - offset
     none = nprf.Normalization.none()
-    scale = 8**-0.25
-    centred = nprf.CentredFeatures(make(8), nprf.balance(q * scale, k * scale).centring)
+    found = nprf.balance(q, k, normalization=none)
+    assert found == nprf.balance(none.apply(q), none.apply(k), normalization=None)
+    centred = nprf.CentredFeatures(make(8), found.centring)
     attention = nprf.Attention(centred, nprf.Alibi(0.1), normalization=none)
     y, report = attention(q, k, v, report=True)
     assert_within_bounds(y, nprf.reference.kernelized_attention(attention, q, k, v), v, report)

@@ -27,7 +27,7 @@ template <Position P>
 void check(const P& position, Index n_q, Index n_k) {
   for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
     const bool causal = direction == Direction::causal;
-    const BiasRows<double, P> rows(position, direction, n_q, n_k);
+    const BiasRows<double> rows(position, direction, n_q, n_k);
     const auto expected = [&](Index i, Index j) {
       return causal && j > i ? minus_infinity : bias_between(position, i, j, 0);
     };
@@ -91,11 +91,11 @@ TEST_CASE("the tiles of a placed position have the biases of their tokens", "[re
 }
 
 TEST_CASE("any_masked is false if no bias is -infinity, and a grid rejects other numbers of tokens", "[reference]") {
-  CHECK(!BiasRows<float, NoPosition<float>>(NoPosition<float>(), Direction::bidirectional, 5, 6).any_masked());
-  CHECK(!BiasRows<float, NoPosition<float>>(NoPosition<float>(), Direction::bidirectional, 0, 0).any_masked());
+  CHECK(!BiasRows<float>(NoPosition<float>(), Direction::bidirectional, 5, 6).any_masked());
+  CHECK(!BiasRows<float>(NoPosition<float>(), Direction::bidirectional, 0, 0).any_masked());
   const GridPosition<float> grid(2, 2, Matrix<float>::Zero(3, 3));
-  CHECK(!BiasRows<float, GridPosition<float>>(grid, Direction::bidirectional, 4, 4).any_masked());
-  check_invalid([&] { BiasRows<float, GridPosition<float>>(grid, Direction::bidirectional, 4, 5); },
+  CHECK(!BiasRows<float>(grid, Direction::bidirectional, 4, 4).any_masked());
+  check_invalid([&] { BiasRows<float>(grid, Direction::bidirectional, 4, 5); },
                 {"expected 4 rows each", "position's tokens", "got 4 and 5"});
 }
 

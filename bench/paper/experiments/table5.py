@@ -75,7 +75,9 @@ def table(results):
 
 def near_frequencies(name, within):
     """Whether the loss of a variant is near that of the frequencies of bytes."""
-    return lambda results: abs(results.mean("loss", variant=name).mean - results.entries[0][2]["of_frequencies"]) < within
+    return lambda results: (
+        abs(results.mean("loss", variant=name).mean - results.entries[0][2]["of_frequencies"]) < within
+    )
 
 
 def draw(results, figure):

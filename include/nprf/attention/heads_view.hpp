@@ -131,6 +131,15 @@ bool may_overlap(const HeadsView<T>& x, const HeadsView<S>& y) {
 
 }  // namespace detail
 
+/// Throws InvalidArgument unless the heads of queries are as many as the feature maps or positions, `models`, if these
+/// are more than one, and a multiple of the heads of keys.
+inline void check_head_counts(Index heads, Index heads_k, Index models) {
+  require(models == 1 || heads == models, "queries: expected ", models,
+          " heads (the number of feature maps or positions), got ", heads);
+  require(heads == 0 ? heads_k == 0 : heads_k > 0 && heads % heads_k == 0, "keys: expected a number of heads that ",
+          heads, " (of queries) is a multiple of, got ", heads_k);
+}
+
 /// Throws InvalidArgument unless the view has this shape; its size in bytes does not overflow; its strides are not
 /// negative, and that of tokens is at least `channels`; and its data are not null, or its size is zero.
 template <class T>

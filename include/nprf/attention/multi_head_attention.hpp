@@ -203,11 +203,7 @@ class MultiHeadAttention {
     const Index input_dim = m_features[0].input_dim();
     require(q.channels == input_dim, "queries: expected ", input_dim, " columns (the feature map's input_dim), got ",
             q.channels);
-    const auto num_heads = static_cast<Index>(std::max(m_features.size(), m_positions.size()));
-    require(num_heads == 1 || q.heads == num_heads, "queries: expected ", num_heads,
-            " heads (the number of feature maps or positions), got ", q.heads);
-    require(q.heads == 0 ? k.heads == 0 : k.heads > 0 && q.heads % k.heads == 0,
-            "keys: expected a number of heads that ", q.heads, " (of queries) is a multiple of, got ", k.heads);
+    check_head_counts(q.heads, k.heads, static_cast<Index>(std::max(m_features.size(), m_positions.size())));
     check_heads(k, "keys", q.batch, k.heads, k.tokens, q.channels);
     check_heads(v, "values", q.batch, k.heads, k.tokens, v.channels);
     check_output(y, "y", q.batch, q.heads, q.tokens, v.channels);

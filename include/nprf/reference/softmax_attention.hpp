@@ -14,6 +14,7 @@
 #include "nprf/core/team.hpp"
 #include "nprf/normalize/normalization.hpp"
 #include "nprf/position/position.hpp"
+#include "nprf/position/position_view.hpp"
 #include "nprf/reference/bias_rows.hpp"
 
 namespace nprf::reference {
@@ -52,33 +53,20 @@ class Padding {
   std::span<const bool> m_mask;
 };
 
-}  // namespace detail
-
-/// Exact softmax attention with a relative position bias, y_i = sum_j softmax_j(q_i.k_j + b[j-i]) v_j, for normalised
-/// q and k (Normalization::none() divides the logits by sqrt(d)). Kernelized attention is measured against it.
-///
-/// q (n_q,d) k (n_k,d) v (n_k,d_v) -> y (n_q,d_v). O(n_q n_k (d + d_v)), memory O((n_q + n_k)(d + d_v)). It uses tiles
-/// with a running maximum (Milakov and Gimelshein 2018) and all threads; the calling thread calls `poll`, unless null,
-/// between tiles of rows, and an exception from it ends the call. key_mask has one value for each key, false for
-/// padding, whose numbers have no effect; empty: there is none. Keys that direction or bias exclude have no effect
-/// either, unless their values are not finite. A row that attends to no key is zero. Throws InvalidArgument if shapes
-/// do not match, or if the position is built for another direction (T5Position) or another number of tokens
-/// (GridPosition).
-template <OnlyReal T, Position P>
-Matrix<T> softmax_attention(const std::type_identity_t<MatrixView<T>>& q, const std::type_identity_t<MatrixView<T>>& k,
-                            const std::type_identity_t<MatrixView<T>>& v, const P& position, Direction direction,
-                            Normalization normalization, void (*poll)() = nullptr,
-                            std::span<const bool> key_mask = {}) {
+/// reference::softmax_attention, compiled once for all positions.
+template <Real T>
+Matrix<T> softmax_attention(const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v,
+                            const PositionView<T>& position, Direction direction, Normalization normalization,
+                            void (*poll)(), std::span<const bool> key_mask) {
   constexpr Index tile_rows = 128, tile_cols = 256;
   constexpr T minus_infinity = -std::numeric_limits<T>::infinity();
-  check_position(position, direction);
   const AttentionShape shape = attention_shape<T>(q, k, v);
   const Index n_q = shape.n_q, n_k = shape.n_k, d_v = shape.d_v;
-  const detail::Padding padding(key_mask, n_k);
+  const Padding padding(key_mask, n_k);
 
   const Matrix<T> qs = normalization.row_scale<T>(q).asDiagonal() * q;                // (n_q,d)
   const Matrix<T> kt = (normalization.row_scale<T>(k).asDiagonal() * k).transpose();  // (d,n_k)
-  const BiasRows<T, P> b(position, direction, n_q, n_k);
+  const BiasRows<T> b(position, direction, n_q, n_k);
   const bool any_masked = b.any_masked(), may_be_nan = !qs.allFinite() || !kt.allFinite();
   const Matrix<T> kept = padding.template without<T>(v);
   const MatrixView<T> values = key_mask.empty() ? v : MatrixView<T>(kept);  // (n_k,d_v)
@@ -124,6 +112,27 @@ Matrix<T> softmax_attention(const std::type_identity_t<MatrixView<T>>& q, const 
       if (largest[i] != minus_infinity) out.row(i) /= sum[i];
   });
   return y;
+}
+
+}  // namespace detail
+
+/// Exact softmax attention with a relative position bias, y_i = sum_j softmax_j(q_i.k_j + b[j-i]) v_j, for normalised
+/// q and k (Normalization::none() divides the logits by sqrt(d)). Kernelized attention is measured against it.
+///
+/// q (n_q,d) k (n_k,d) v (n_k,d_v) -> y (n_q,d_v). O(n_q n_k (d + d_v)), memory O((n_q + n_k)(d + d_v)). It uses tiles
+/// with a running maximum (Milakov and Gimelshein 2018) and all threads; the calling thread calls `poll`, unless null,
+/// between tiles of rows, and an exception from it ends the call. key_mask has one value for each key, false for
+/// padding, whose numbers have no effect; empty: there is none. Keys that direction or bias exclude have no effect
+/// either, unless their values are not finite. A row that attends to no key is zero. Throws InvalidArgument if shapes
+/// do not match, or if the position is built for another direction (T5Position) or another number of tokens
+/// (GridPosition).
+template <OnlyReal T, Position P>
+Matrix<T> softmax_attention(const std::type_identity_t<MatrixView<T>>& q, const std::type_identity_t<MatrixView<T>>& k,
+                            const std::type_identity_t<MatrixView<T>>& v, const P& position, Direction direction,
+                            Normalization normalization, void (*poll)() = nullptr,
+                            std::span<const bool> key_mask = {}) {
+  check_position(position, direction);
+  return detail::softmax_attention<T>(q, k, v, position, direction, normalization, poll, key_mask);
 }
 
 }  // namespace nprf::reference

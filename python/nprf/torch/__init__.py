@@ -6,6 +6,14 @@ from ._decoder import LayerDecoder
 from ._functional import attention
 from ._gpu_decoder import GpuDecoder
 from ._module import Attention
-from ._replace import T5SelfAttention, replace_attention
+from ._replace import T5SelfAttention, calibrated_features, replace_attention
 
-__all__ = ["Attention", "GpuDecoder", "LayerDecoder", "T5SelfAttention", "attention", "replace_attention"]
+__all__ = [
+    "Attention",
+    "GpuDecoder",
+    "LayerDecoder",
+    "T5SelfAttention",
+    "attention",
+    "calibrated_features",
+    "replace_attention",
+]

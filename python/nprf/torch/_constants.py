@@ -40,7 +40,9 @@ def constants_of(features: Features, redraws: int) -> Tensor:
 def features_of_constants(constants: Any) -> tuple[Features, int]:
     """What constants_of() was called with. ValueError for other than its bytes."""
     if not isinstance(constants, Tensor) or constants.dtype != torch.uint8 or constants.dim() != 1:
-        got = f"{constants.dtype} {list(constants.shape)}" if isinstance(constants, Tensor) else type(constants).__name__
+        got = (
+            f"{constants.dtype} {list(constants.shape)}" if isinstance(constants, Tensor) else type(constants).__name__
+        )
         raise ValueError(f"features_constants: expected a tensor uint8 [n], got {got}")
     try:
         found = json.loads(constants.cpu().numpy().tobytes().decode())

@@ -26,14 +26,14 @@ from torch._C._functorch import TransformType
 from torch.autograd import forward_ad
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
-from .._attention import Normalization
 from .._native import Native, core, float32, float64
-from .._value import index_of
+from .._normalization import Normalization, radius_of, unit
+from .._value import index_of, name_of, seed_of
 from ..features import Features, FeaturesLike, by_identity, features_of
 from . import _gpu
 from ._integers import Integers, check_integers, per_sequence
 from ._masks import padding_of
-from ._options import Options, Position, attention_of, options_of, position_name
+from ._options import Arguments, Options, PositionKind, attention_of, options_of, position_name
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -50,8 +50,8 @@ _of_thread = threading.local()
 ReportGradients = Callable[["GradientReport"], Any]
 
 
-def _call_of(key_mask: Optional[Tensor], packing: Optional[Tensor], options: Options) -> Any:
-    def made(mask: Any, lengths: list[int], packed: list[list[int]]) -> Any:
+def _native_call(key_mask: Optional[Tensor], packing: Optional[Tensor], options: Options) -> Any:
+    def made(mask: Any, lengths: Optional[list[int]], packed: list[list[int]]) -> Any:
         return core.Call(
             mask, lengths, packed[0] if packed else [], packed[1] if len(packed) > 1 else [], options.offset,
             options.tolerance, options.softmax_samples, options.softmax_seed, options.check_finite,
@@ -62,15 +62,15 @@ def _call_of(key_mask: Optional[Tensor], packing: Optional[Tensor], options: Opt
     if key_mask is not None:
         if key_mask.dtype != torch.bool:
             return made(None, key_mask.tolist(), packed)
-        return made(to_dlpack(key_mask.contiguous()), [], packed)
+        return made(to_dlpack(key_mask.contiguous()), None, packed)
     if packed:
-        return made(None, [], packed)
+        return made(None, None, packed)
     key = (options, torch.get_num_threads())
     call = _calls.get(key)
     if call is None:
         if len(_calls) > 1000:
             _calls.clear()
-        call = _calls[key] = made(None, [], [])
+        call = _calls[key] = made(None, None, [])
     return call
 
 
@@ -83,18 +83,6 @@ def _native_of(q: Tensor) -> Native:
     return native
 
 
-class Arguments(NamedTuple):
-    """The tensors of a call."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    bias: Optional[Tensor]
-    extra: Optional[Tensor]
-    key_mask: Optional[Tensor] = None
-    packing: Optional[Tensor] = None
-
-
 def _empty_like(x: Tensor) -> Tensor:
     """Contiguous; faster than x.new_empty(x.shape)."""
     return torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -103,7 +91,7 @@ def _empty_like(x: Tensor) -> Tensor:
 def _forward(x: Arguments, options: Options, save: bool) -> tuple[Tensor, Any]:
     native = _native_of(x.q)
     attention = attention_of(native, x.bias, x.extra, options)
-    call = _call_of(x.key_mask, x.packing, options)
+    call = _native_call(x.key_mask, x.packing, options)
     q, d_v = x.q, x.v.shape[-1]
     y = _empty_like(q) if q.shape[-1] == d_v else q.new_empty((*q.shape[:-1], d_v))
     arrays = (to_dlpack(x.q), to_dlpack(x.k), to_dlpack(x.v), to_dlpack(y))
@@ -116,7 +104,7 @@ def _forward(x: Arguments, options: Options, save: bool) -> tuple[Tensor, Any]:
 
 def _forward_and_token(x: Arguments, options: Options, save: bool) -> tuple[Tensor, Tensor]:
     if x.q.is_cuda:
-        y = _gpu.forward(*x[:6], options)
+        y = _gpu.forward(x, options)
         return y, torch.empty(1 if save else 0, dtype=torch.uint8, device=x.q.device)
     y, saved = _forward(x, options, save)
     if saved is None:
@@ -172,7 +160,7 @@ def _gradients(
     q, k, v, bias, extra, *_ = x
     dims = options.bias_dims()
     if q.is_cuda:
-        dq, dk, dv, dparameters = _gpu.backward(dy, *x[:6], options)
+        dq, dk, dv, dparameters = _gpu.backward(dy, x, options)
         dbias, dextra = _split(dparameters, bias, extra)
         return dq, dk, dv, _like(dbias, bias, dims), _like(dextra, extra, 2)
     saved = _saved.get(token.data_ptr())
@@ -180,7 +168,7 @@ def _gradients(
         saved = _forward(x, options, True)[1]
     dq, dk, dv = _empty_like(q), _empty_like(k), _empty_like(v)
     by_head, extra_by_head, _of_thread.gradient_report = saved.backward(
-        to_dlpack(dy), to_dlpack(dq), to_dlpack(dk), to_dlpack(dv), _call_of(None, None, options)
+        to_dlpack(dy), to_dlpack(dq), to_dlpack(dk), to_dlpack(dv), _native_call(None, None, options)
     )
     of_bias = None if bias is None else _like(torch.from_numpy(by_head), bias, dims)
     of_extra = None if extra is None else _like(torch.from_numpy(extra_by_head), extra, 2)
@@ -445,14 +433,12 @@ def _needs_gradients(x: Arguments) -> bool:
     )
 
 
-def _check_options_on_gpu(options: Options, packing: Optional[Tensor]) -> None:
+def _check_options_on_gpu(options: Options) -> None:
     """ValueError for what the plans do not have."""
     if options.tolerance != 0:
         raise ValueError(f"tolerance: expected 0 on a GPU, got {options.tolerance}")
     if options.check_finite:
         raise ValueError("check_finite: expected False on a GPU, got True")
-    if packing is not None:
-        raise ValueError("cumulative_lengths: expected None on a GPU, got some")
 
 
 class _Call(NamedTuple):
@@ -484,7 +470,7 @@ class _Call(NamedTuple):
         q, k, v, bias, extra = self[:5]
         packing = _packing(self.cumulative_lengths, self.key_cumulative_lengths)
         if q.is_cuda:
-            _check_options_on_gpu(options, packing)
+            _check_options_on_gpu(options)
         key_mask = _key_mask(self.padding, self.lengths, k, options.tokens_first)
         of_parameters = torch.float32 if q.dtype in _halves else q.dtype
         if q.dtype in _halves and not q.is_cuda:
@@ -502,9 +488,9 @@ def _attend_in_a_graph(call: _Call, features: Features) -> Tensor:
             "attention: torch.export is not supported: a program that it stores has no feature map"
         )
     if call.report:
-        raise ValueError("report: expected False in a graph of torch.compile and on a GPU, got True")
+        raise ValueError("report: expected False in a graph of torch.compile or on a GPU, got True")
     if call.gradient_report is not None:
-        raise ValueError("gradient_report: expected None in a graph of torch.compile and on a GPU, got a function")
+        raise ValueError("gradient_report: expected None in a graph of torch.compile or on a GPU, got a function")
     call.check_tensors()
     call.check_derivatives()
     if forward_ad._current_level >= 0:  # a graph would not find tangents of its inputs
@@ -535,11 +521,12 @@ def _checked_options(
     softmax_seed: int,
     check_finite: bool,
 ) -> tuple[Any, ...]:
-    """Those of Options but the map. TypeError for numbers that are not integers."""
+    """Those of Options but the map. TypeError for numbers that are not integers, and for an engine that is not a
+    str."""
     return (
-        position, bool(causal), index_of(near, "near"), radius, engine, tokens_first, index_of(offset, "offset"),
-        float(tolerance), index_of(sinks, "sinks"), index_of(softmax_samples, "softmax_samples"),
-        index_of(softmax_seed, "softmax_seed"), bool(check_finite),
+        position, bool(causal), index_of(near, "near"), radius, name_of(engine, "engine"), tokens_first,
+        index_of(offset, "offset"), float(tolerance), index_of(sinks, "sinks"),
+        index_of(softmax_samples, "softmax_samples"), seed_of(softmax_seed, "softmax_seed"), bool(check_finite),
     )  # fmt: skip
 
 
@@ -553,9 +540,9 @@ def _attend(call: _Call, features: Features) -> Union[Tensor, tuple[Tensor, Repo
     if not is_plain or forward_ad._current_level >= 0:
         call.check_derivatives()
     if call.report and q.is_cuda:
-        raise ValueError("report: expected False in a graph of torch.compile and on a GPU, got True")
+        raise ValueError("report: expected False in a graph of torch.compile or on a GPU, got True")
     if call.gradient_report is not None and (q.is_cuda or not is_plain):
-        raise ValueError("gradient_report: expected None on a GPU, under transforms and under modes, got a function")
+        raise ValueError("gradient_report: expected None on a GPU, under transforms or under modes, got a function")
     options = _known_options(features._identity, *_checked_options(*call.options))
     x = call.arguments(options)
     save = _needs_gradients(x)
@@ -585,7 +572,7 @@ def _untraced_attend() -> Any:
 class AttentionOptions(TypedDict, total=False):
     """The options of attention(), which documents them."""
 
-    position: Position
+    position: PositionKind
     causal: bool
     near: int
     normalization: Normalization
@@ -629,10 +616,10 @@ def attention(
     bias: Optional[Tensor] = None,
     *,
     features: FeaturesLike,
-    position: Position = "table",
+    position: PositionKind = "table",
     causal: bool = False,
     near: int = 0,
-    normalization: Normalization = Normalization.unit(),
+    normalization: Normalization = unit,
     engine: str = "automatic",
     key_padding_mask: Optional[Tensor] = None,
     lengths: Optional[Integers] = None,
@@ -657,17 +644,19 @@ def attention(
     GPU float32, float16 and bfloat16 (see the README).
 
     bias: the parameters of `position`, each with or without a leading axis of heads: "table" [2R+1], "t5" or ("t5",
-    max_distance) [buckets], "alibi" [], ("grid", H, W) [2H-1, 2W-1] with extra [E, E+2] for E extra tokens.
+    max_distance) [buckets], "alibi" [], ("grid", H, W) [2H-1, 2W-1] with extra [E, E+2] for E extra tokens; None: there
+    are no biases, as with position=None.
     key_padding_mask: as in nn.MultiheadAttention [batch, n_k], bool, where True is padding, or of numbers, 0, or -inf
     or at most -1000 for padding. lengths: integers [batch], later keys are padding; they are checked if they are on the
     CPU, and clamped to 0 to n_k on a GPU. cumulative_lengths: 0, n_1, n_1 + n_2, ... of sequences packed into one, and
-    key_cumulative_lengths of their keys, if these differ; integers, a tensor or a list. tolerance: of rounding errors.
+    key_cumulative_lengths of their keys, if these differ; integers, a tensor or a list. A GPU computes them padded to
+    the longest one, and a call waits for lengths that are on it. tolerance: of rounding errors.
     check_finite: ValueError for inputs that are not finite.
 
     With report=True (y, nprf.Report), with softmax_samples rows of each sequence of each head compared with exact
     softmax. gradient_report: a function that each backward calls with its nprf.GradientReport, such as the append of a
     list; ValueError for subclasses of tensors, and under transforms and modes, a default device among them. Others as
-    in nprf.Attention. Packed sequences, a tolerance, check_finite and both reports are of the CPU: ValueError on a GPU.
+    in nprf.Attention. A tolerance, check_finite and both reports are of the CPU: ValueError on a GPU.
 
     Under torch.compile a call is one operator of the graph, whose options are constants: another tolerance, or new
     lengths unless they are a tensor, compile it anew. It has no reports: report=True and a gradient_report break the
@@ -682,6 +671,8 @@ def attention(
     if layout not in ("heads_first", "tokens_first"):
         raise ValueError(f"layout: expected heads_first or tokens_first, got {layout!r}")
     named = position_name(position)
+    if position is None and bias is not None:
+        raise ValueError("bias: expected None without a position, got parameters")
     if bias is None and named != "table":
         raise ValueError(f"bias: expected the parameters of position={position!r}, got None")
     if extra is not None and not named.startswith("grid"):
@@ -691,7 +682,7 @@ def attention(
     if softmax_samples != 0 and not report:
         raise ValueError(f"softmax_samples: expected 0 without report=True, got {softmax_samples}")
     options = (
-        named, causal, near, normalization.radius, engine, layout == "tokens_first", offset, tolerance, sinks,
+        named, causal, near, radius_of(normalization), engine, layout == "tokens_first", offset, tolerance, sinks,
         softmax_samples, softmax_seed, check_finite,
     )  # fmt: skip
     call = _Call(

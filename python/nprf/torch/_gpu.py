@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import to_dlpack
 
+from .._attention import frees_memory
 from .._native import float32
 from ._integers import check_range, for_kernels
-from ._options import Options, attention_of, check_extra
+from ._options import Arguments, Options, attention_of, check_extra, heads_of, tokens_of
+from ._packing import padded_arguments
 
 _scalars = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 _alignment = 256  # of a workspace
@@ -40,6 +42,15 @@ class _Entry(NamedTuple):
 
 
 _plans: OrderedDict[Any, _Entry] = OrderedDict()
+frees_memory.append(_plans.clear)
+
+
+def dtype_of(dtype: Any) -> torch.dtype:
+    """A type of PyTorch, or that of this name. TypeError for others than those of plans."""
+    for each, name in _scalars.items():
+        if dtype in (each, name):
+            return each
+    raise TypeError(f"dtype: expected float32, float16 or bfloat16 on a GPU, got {dtype}")
 
 
 def _scalar_name(dtype: torch.dtype, name: str) -> str:
@@ -53,28 +64,19 @@ def _stream(x: Tensor) -> int:
     return torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0
 
 
-def _heads(x: Tensor, options: Options) -> int:
-    return x.shape[-2 if options.tokens_first else -3] if x.dim() > 2 else 1
-
-
-def _tokens(x: Tensor, options: Options) -> int:
-    return x.shape[-3 if options.tokens_first and x.dim() > 2 else -2]
-
-
-def _plan_of(
-    q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], extra: Optional[Tensor], options: Options, gradients: bool
-) -> Any:
+def _plan_of(x: Arguments, options: Options, gradients: bool) -> Any:
+    q, k, v, bias, extra = x[:5]
     scalar = _scalar_name(q.dtype, "queries")
     features = options.feature_map()._native(float32)
     batch = q.shape[0] if q.dim() == 4 else 1
-    heads, tokens = (_heads(q, options), _heads(k, options)), (_tokens(q, options), _tokens(k, options))
+    heads, tokens = (heads_of(q, options), heads_of(k, options)), (tokens_of(q, options), tokens_of(k, options))
     sizes = (batch, *heads, *tokens, v.shape[-1], options.offset)
-    shapes = tuple(None if x is None else x.shape for x in (bias, extra))
+    shapes = tuple(None if each is None else each.shape for each in (bias, extra))
     others = options._replace(features=str(id(features)))
     key = (others, scalar, sizes, shapes, gradients, q.device, _stream(q))
     entry = _plans.get(key)
     if entry is None:
-        on_host = [None if x is None else x.detach().to("cpu", torch.float32) for x in (bias, extra)]
+        on_host = [None if each is None else each.detach().to("cpu", torch.float32) for each in (bias, extra)]
         model = attention_of(float32, on_host[0], on_host[1], options).cuda_model()
         plan = _module().Plan(model, scalar, sizes, options.engine, gradients, options.tokens_first, _stream(q))
         entry = _plans[key] = _Entry(plan, features)
@@ -90,8 +92,9 @@ def _readable(x: Tensor) -> Tensor:
     return x if rows else x.contiguous()
 
 
-def _parameters(bias: Optional[Tensor], extra: Optional[Tensor], options: Options) -> Optional[Tensor]:
+def _parameters(x: Arguments, options: Options) -> Optional[Tensor]:
     """[position, parameter]: with extra tokens the rows of the table, then their biases."""
+    bias, extra = x.bias, x.extra
     if bias is None:
         return None
     rows = bias.reshape(bias.shape[0] if bias.dim() > options.bias_dims() else 1, -1)
@@ -110,7 +113,7 @@ def _workspace(plan: Any, q: Tensor) -> Tensor:
 
 def _check_heads(q: Tensor, k: Tensor, options: Options) -> None:
     """ValueError, as on the CPU, unless each head of keys is that of as many heads of queries."""
-    heads, heads_k = _heads(q, options), _heads(k, options)
+    heads, heads_k = heads_of(q, options), heads_of(k, options)
     if not (heads_k == 0 if heads == 0 else heads_k > 0 and heads % heads_k == 0):
         raise ValueError(f"keys: expected a number of heads that {heads} (of queries) is a multiple of, got {heads_k}")
 
@@ -124,56 +127,62 @@ def _capsules(*tensors: Optional[Tensor]) -> list[Any]:
     return [None if x is None else to_dlpack(x) for x in tensors]
 
 
-def _call(plan: Any, q: Tensor, parameters: Optional[Tensor], key_mask: Optional[Tensor]) -> Any:
+def _call(plan: Any, x: Arguments, parameters: Optional[Tensor]) -> Any:
     """The arrays of a call on the GPU, with a new workspace. Lengths on the CPU are copied to it without waiting."""
-    mask, lengths = _mask_or_lengths(key_mask)
+    mask, lengths = _mask_or_lengths(x.key_mask)
     mask = None if mask is None else mask.contiguous()
     if lengths is not None:
-        lengths = for_kernels(lengths, q.device)
-    return _module().CallArrays(*_capsules(parameters, mask, lengths, _workspace(plan, q)), _stream(q))
+        lengths = for_kernels(lengths, x.q.device)
+    return _module().CallArrays(*_capsules(parameters, mask, lengths, _workspace(plan, x.q)), _stream(x.q))
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Optional[Tensor],
-    extra: Optional[Tensor],
-    key_mask: Optional[Tensor],
-    options: Options,
-) -> Tensor:
-    """y of attention for tensors on one GPU, queued in its current stream. Lengths may be on the CPU."""
-    _, lengths = _mask_or_lengths(key_mask)
-    _check_heads(q, k, options)
-    with torch.cuda.device_of(q):
-        if lengths is not None:
-            check_range("lengths", lengths, _tokens(k, options), "the number of keys")
-        y = q.new_empty((*q.shape[:-1], v.shape[-1]))
-        if y.numel() > 0:
-            plan = _plan_of(q, k, v, bias, extra, options, False)
-            arrays = _capsules(*map(_readable, (q, k, v)), y)
-            plan.forward(*arrays, _call(plan, q, _parameters(bias, extra, options), key_mask))
+def _forward_into(y: Tensor, x: Arguments, options: Options) -> Tensor:
+    """y, with the rows of sequences that are not packed."""
+    _, lengths = _mask_or_lengths(x.key_mask)
+    if lengths is not None:
+        check_range("lengths", lengths, tokens_of(x.k, options), "the number of keys")
+    if y.numel() > 0:
+        plan = _plan_of(x, options, False)
+        plan.forward(*_capsules(*map(_readable, x[:3]), y), _call(plan, x, _parameters(x, options)))
     return y
 
 
-def backward(
-    dy: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Optional[Tensor],
-    extra: Optional[Tensor],
-    key_mask: Optional[Tensor],
-    options: Options,
-) -> tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
-    """dq, dk, dv and dL/d[position, parameter] (_parameters), or None without parameters, of a call that forward has
-    checked."""
-    dq, dk, dv = (torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-    parameters = _parameters(bias, extra, options)
+def _backward_into(gradients: list[Tensor], dy: Tensor, x: Arguments, options: Options) -> Optional[Tensor]:
+    """Writes dq, dk and dv of sequences that are not packed, and returns dL/d[position, parameter]."""
+    parameters = _parameters(x, options)
     dparameters = None if parameters is None else torch.zeros_like(parameters)
     if dy.numel() > 0:
-        with torch.cuda.device_of(q):
-            plan = _plan_of(q, k, v, bias, extra, options, True)
-            arrays = _capsules(*map(_readable, (q, k, v, dy)), dq, dk, dv, dparameters)
-            plan.backward(*arrays, _call(plan, q, parameters, key_mask))
-    return dq, dk, dv, dparameters
+        plan = _plan_of(x, options, True)
+        arrays = _capsules(*map(_readable, (*x[:3], dy)), *gradients, dparameters)
+        plan.backward(*arrays, _call(plan, x, parameters))
+    else:
+        for each in gradients:
+            each.zero_()
+    return dparameters
+
+
+def forward(x: Arguments, options: Options) -> Tensor:
+    """y of attention for tensors on one GPU, queued in its current stream. Lengths may be on the CPU."""
+    _check_heads(x.q, x.k, options)
+    with torch.cuda.device_of(x.q):
+        shape = x.q.shape[:-1] + x.v.shape[-1:]
+        if x.packing is None:
+            return _forward_into(x.q.new_empty(shape), x, options)
+        padded, queries, _ = padded_arguments(x, options)
+        y = _forward_into(queries.empty_for(padded.q, x.v.shape[-1]), padded, options)
+        return queries.packed(y, shape)
+
+
+def backward(dy: Tensor, x: Arguments, options: Options) -> tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
+    """dq, dk, dv and dL/d[position, parameter] (_parameters), or None without parameters, of a call that forward has
+    checked."""
+    with torch.cuda.device_of(x.q):
+        if x.packing is None:
+            dq, dk, dv = (torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in x[:3])
+            return dq, dk, dv, _backward_into([dq, dk, dv], dy, x, options)
+        padded, queries, keys = padded_arguments(x, options)
+        rows = (queries, keys, keys)
+        gradients = [of.empty_for(each, each.shape[-1]) for of, each in zip(rows, padded[:3])]
+        dparameters = _backward_into(gradients, queries.padded(dy), padded, options)
+        dq, dk, dv = (of.packed(each, like.shape) for of, each, like in zip(rows, gradients, x[:3]))
+        return dq, dk, dv, dparameters

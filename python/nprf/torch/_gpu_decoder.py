@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import torch
 from torch import Tensor
 
-from .._attention import Attention, Normalization, _unit
+from .._attention import Attention
 from .._native import float32
+from .._normalization import Normalization, unit
 from .._value import index_of
 from ..features import FeaturesLike
 from ..positions import Position
@@ -26,7 +27,7 @@ class GpuDecoder:
 
     heads: of queries; kv_heads: of keys and values, None: as many. channels: of the values. max_tokens: the most that a
     sequence will have, which saves memory if they are few; 0: any number. dtype: of the tensors, float32, float16 or
-    bfloat16; states are float32. features, position, normalization, near, sinks, batch, rollback: those of
+    bfloat16, or its name; states are float32. features, position, normalization, near, sinks, batch, rollback: those of
     nprf.Decoder.
 
     It differs from nprf.Decoder: the rows of a prompt are not computed by append; there is no save and load, and no
@@ -53,8 +54,8 @@ class GpuDecoder:
         max_tokens: int = 0,
         near: int = 0,
         sinks: int = 0,
-        normalization: Normalization = _unit,
-        dtype: torch.dtype = torch.float32,
+        normalization: Normalization = unit,
+        dtype: Union[str, torch.dtype] = torch.float32,
         device: Any = "cuda",
     ) -> None:
         self.attention = Attention(features, position, True, normalization, near, "automatic", sinks)
@@ -62,7 +63,8 @@ class GpuDecoder:
         self.kv_heads = self.heads if kv_heads is None else index_of(kv_heads, "kv_heads")
         self.channels, self.batch = index_of(channels, "channels"), index_of(batch, "batch")
         self.rollback_tokens, max_tokens = index_of(rollback, "rollback"), index_of(max_tokens, "max_tokens")
-        self.dtype, self._anchor = dtype, torch.empty(0, device=device)
+        self.dtype = _gpu.dtype_of(dtype)
+        self._anchor = torch.empty(0, device=device)
         self.device = self._anchor.device
         on_host = _gpu._module().on_host  # the stand-in of the tests
         if self.device.type != ("cpu" if on_host else "cuda"):
@@ -71,7 +73,7 @@ class GpuDecoder:
         self._has_tokens = False
         model = self.attention._native(float32).cuda_model()
         with self._on_device():
-            self._decoder = _gpu._module().Decoder(model, _gpu._scalar_name(dtype, "dtype"), sizes, self._stream())
+            self._decoder = _gpu._module().Decoder(model, _gpu._scalar_name(self.dtype, "dtype"), sizes, self._stream())
 
     def _on_device(self) -> Any:
         return torch.cuda.device_of(self._anchor)
@@ -82,6 +84,8 @@ class GpuDecoder:
     def _read(self, **tensors: Tensor) -> list[Any]:
         """Capsules of tensors that are read."""
         for name, x in tensors.items():
+            if not isinstance(x, Tensor):
+                raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
             if x.device != self.device:
                 raise ValueError(f"{name}: expected a tensor on {self.device} (the decoder's), got one on {x.device}")
             if x.dtype != self.dtype:

@@ -5,11 +5,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Optional, TypedDict, Union
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .._attention import Normalization
-from ..features import Features, RandomFeatures, hyperbolic, orf, register, taylor
+from .. import positions
+from .._attention import Attention as NumpyAttention
+from .._normalization import Normalization, radius_of
+from ..features import (
+    Features,
+    FeaturesLike,
+    HeadFeatures,
+    RandomFeatures,
+    features_of,
+    hyperbolic,
+    orf,
+    register,
+    taylor,
+)
 from ..positions import alibi_slopes
 from ._constants import constants_of, features_of_constants, has_constants
 from ._decoder import LayerDecoder
@@ -65,6 +78,8 @@ class _Slot(Features):
 
 def _named_features(name: str, d: int, num_features: Optional[int], seed: int) -> Features:
     if name == "taylor":
+        if num_features is not None:
+            raise ValueError(f"num_features: expected None for features='taylor', got {num_features}")
         return taylor(d)
     if name == "orf":
         return orf(d, num_features or d, seed)
@@ -73,9 +88,12 @@ def _named_features(name: str, d: int, num_features: Optional[int], seed: int) -
     raise ValueError(f"features: expected 'taylor', 'orf', 'hyperbolic' or a feature map, got {name!r}")
 
 
-def _of_vectors(features: Any, d: int) -> Features:
+def _checked_map(features: Any, d: int, heads: int) -> Features:
+    """ValueError unless it is a map of vectors of d numbers, and unless it is one for all heads or has one for each."""
     if not isinstance(features, Features) or features.input_dim != d:
         raise ValueError(f"features: expected a map of vectors of {d} numbers, got {features!r}")
+    if isinstance(features, HeadFeatures) and len(features.maps) not in (1, heads):
+        raise ValueError(f"features: expected one map, or {heads} (heads), got {len(features.maps)}")
     return features
 
 
@@ -103,9 +121,9 @@ class Attention(nn.Module):
 
     position: None, "t5" (learned, `buckets`), "table" (learned, 2 `reach` + 1 lags), "alibi" (fixed slopes), or
     ("grid", H, W) (learned). All have a bias for each head, the parameter `position_bias`, initially 0;
-    `position_slopes` for ALiBi. features: "taylor" with a near field, "orf", "hyperbolic" (num_features random
-    vectors), or a feature map of vectors of embed_dim / heads numbers. near, sinks: pairs less than `near` tokens apart
-    have exact weights, and so have the first `sinks` keys.
+    `position_slopes` for ALiBi. features: "taylor" with a near field, "orf", "hyperbolic" (num_features random vectors
+    from `seed`), or a feature map of vectors of embed_dim / heads numbers, or one for each head. near, sinks: pairs
+    less than `near` tokens apart have exact weights, and so have the first `sinks` keys.
 
     Queries and keys are normalised to norm 1 by default, and then multiplied by sqrt(`scale`): q.k is between -scale
     and scale.
@@ -120,7 +138,7 @@ class Attention(nn.Module):
         heads: Optional[int] = None,
         *,
         position: Union[None, str, tuple[Any, ...]] = None,
-        features: Union[str, Features] = "taylor",
+        features: Union[str, FeaturesLike] = "taylor",
         num_features: Optional[int] = None,
         near: int = 32,
         sinks: int = 0,
@@ -155,11 +173,20 @@ class Attention(nn.Module):
         # mode would compute softmax attention from in_proj_weight itself.
         self.batch_first, self._qkv_same_embed_dim = True, False
         self.causal, self.near, self.sinks, self.engine = causal, near, sinks, engine
+        if not scale > 0:
+            raise ValueError(f"scale: expected a positive number, got {scale}")
+        if normalization is not None and scale != 1:
+            raise ValueError(f"scale: expected 1 beside a normalization, got {scale}")
         self.normalization = Normalization.unit(scale**0.5) if normalization is None else normalization
-        made = features
+        radius_of(self.normalization)
+        made: Features
         if isinstance(features, str):
             made = _named_features(features, self.head_dim, num_features, seed)
-        self._features = _Slot(_of_vectors(made, self.head_dim))
+        else:
+            made = features_of(features)
+            if num_features is not None:
+                raise ValueError(f"num_features: expected None beside a feature map, got {num_features}")
+        self._features = _Slot(_checked_map(made, self.head_dim, heads))
         self._redraws = 0  # the next seed of a map that has no seed of its own
 
         self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim, **factory))
@@ -169,14 +196,7 @@ class Attention(nn.Module):
         self.position_bias: Optional[nn.Parameter] = None
         self._position = "table" if position is None else position_name(position)
         kind = self._position.split(":")[0]
-        shape: tuple[int, ...] = ()
-        if kind == "t5":
-            shape = (buckets,)
-        elif kind == "table":
-            shape = (2 * reach + 1,)
-        elif kind == "grid":
-            height, width = map(int, self._position.split(":")[1:])
-            shape = (2 * height - 1, 2 * width - 1)
+        shape = self._check_options(position is None, buckets, reach)
         if kind == "alibi":
             slopes = torch.tensor(alibi_slopes(heads), device=device, dtype=dtype or torch.float32)
             self.register_buffer("position_slopes", slopes)
@@ -185,6 +205,28 @@ class Attention(nn.Module):
         if isinstance(made, RandomFeatures):
             self.register_buffer("features_seed", torch.tensor(_int64_of(made.seed)))
         self.reset_parameters()
+
+    def _check_options(self, no_position: bool, buckets: int, reach: int) -> tuple[int, ...]:
+        """The shape of a head's position_bias. ValueError for options that no call could have."""
+        kind, *sizes = self._position.split(":")
+        for name, value, default, of in (("buckets", buckets, 32, "t5"), ("reach", reach, 128, "table")):
+            if value != default and (no_position or kind != of):
+                raise ValueError(f"{name}: expected {default} unless position={of!r}, got {value}")
+        height, width = map(int, sizes) if kind == "grid" else (0, 0)
+        shape = {"t5": (buckets,), "table": (2 * reach + 1,), "grid": (2 * height - 1, 2 * width - 1), "alibi": ()}[
+            kind
+        ]
+        zeros = np.zeros(shape, np.float32)
+        example: Optional[positions.Position] = None
+        if kind == "t5":
+            example = positions.T5(zeros, int(sizes[0]))
+        elif kind == "grid":
+            example = positions.Grid(height, width, zeros)
+        elif not no_position:
+            example = positions.Alibi(zeros) if kind == "alibi" else positions.RelativePosition(zeros)
+        engine = "automatic" if self.engine in ("fused", "cufft") else self.engine  # these are a GPU's
+        NumpyAttention(self.features, example, self.causal, self.normalization, self.near, engine, self.sinks)
+        return shape
 
     def reset_parameters(self) -> None:
         """Sets the parameters to what the constructor sets them to: weights of both projections at random, biases 0.
@@ -216,7 +258,7 @@ class Attention(nn.Module):
                 if isinstance(made, RandomFeatures) != ("features_seed" in self._buffers):
                     expected = "one seed" if "features_seed" in self._buffers else "no seed of its own"
                     raise ValueError(f"features_constants: expected a map with {expected}, as the layer's, got {made}")
-                self._features._set(features=_of_vectors(made, self.head_dim))
+                self._features._set(features=_checked_map(made, self.head_dim, self.num_heads))
                 self._redraws = redraws
             elif seed is not None and isinstance(self.features, RandomFeatures):
                 self._features._set(features=self.features.redraw(int(seed) % 2**64))
@@ -271,6 +313,9 @@ class Attention(nn.Module):
         gradient_report: as in nprf.torch.attention; with report=True (y, nprf.Report). A nested tensor has none of
         them.
         """
+        for name in options:
+            if name not in LayerOptions.__annotations__:
+                raise TypeError(f"forward: got an unknown option {name!r}")
         if need_weights:
             raise ValueError("need_weights: expected False, since no n x n matrix is formed, got True")
         key = query if key is None else key

@@ -1,35 +1,54 @@
 # SPDX-License-Identifier: MIT
-"""The arguments of the operators that are not tensors, and the native attention that they and the biases describe."""
+"""The arguments of the operators, and the native attention that they describe."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, Callable, NamedTuple, Optional, Union, get_type_hints
 
 import numpy as np
 from torch import Tensor
 from torch.utils.dlpack import to_dlpack
 
 from .._native import Native, float32, float64
+from .._value import index_of
 from ..features import Features, by_identity
+
+
+class Arguments(NamedTuple):
+    """The tensors of a call."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Optional[Tensor]
+    extra: Optional[Tensor]
+    key_mask: Optional[Tensor] = None
+    packing: Optional[Tensor] = None
+
 
 # what the parameters of each kind of position are without an axis of heads
 _dims = {"table": 1, "t5": 1, "alibi": 0, "grid": 2}
 
-Position = Union[str, tuple[Any, ...]]
+PositionKind = Union[None, str, tuple[Any, ...]]
 
 
-def position_name(position: Position) -> str:
-    """ "table", "alibi", "t5:128" or "grid:4:5" for ("t5", 128) and ("grid", 4, 5)."""
-    name = position if isinstance(position, str) else ":".join([str(each) for each in position])
-    if name == "t5":
+def position_name(position: PositionKind) -> str:
+    """ "table", also for None, "alibi", "t5:128" or "grid:4:5" for ("t5", 128) and ("grid", 4, 5)."""
+    if position is None:
+        return "table"
+    if not isinstance(position, (str, tuple, list)):
+        raise TypeError(f"position: expected a str, a tuple or None, got {type(position).__name__}")
+    kind, *sizes = position.split(":") if isinstance(position, str) else position  # a layer has the name
+    if kind == "t5" and not sizes:
         return "t5:128"
-    kind = name.split(":")[0]
-    if kind not in _dims or name.count(":") != {"t5": 1, "grid": 2}.get(kind, 0):
+    if kind not in _dims or len(sizes) != {"t5": 1, "grid": 2}.get(kind, 0):
         raise ValueError(
             "position: expected 'table', 'alibi', 't5', ('t5', max_distance) or ('grid', height, width), got "
             f"{position!r}"
         )
-    return name
+    if isinstance(position, str):
+        sizes = [int(each) if each.isdecimal() else each for each in sizes]
+    return ":".join([kind, *[str(index_of(each, "position")) for each in sizes]])
 
 
 class Options(NamedTuple):
@@ -50,10 +69,7 @@ class Options(NamedTuple):
     check_finite: bool = False
 
     def text(self) -> str:
-        x = self
-        of_attention = f"{x.features} {x.position} {x.causal:d} {x.near} {x.radius} {x.engine} {x.sinks}"
-        of_call = f"{x.tokens_first:d} {x.offset} {x.tolerance} {x.softmax_samples} {x.softmax_seed} {x.check_finite:d}"
-        return f"{of_attention} {of_call}"
+        return "\n".join([str(x) for x in self])
 
     def feature_map(self) -> Features:
         features: Optional[Features] = by_identity.get(self.features)
@@ -66,20 +82,26 @@ class Options(NamedTuple):
         return _dims[self.position.split(":")[0]]
 
 
+def heads_of(x: Tensor, options: Options) -> int:
+    return x.shape[-2 if options.tokens_first else -3] if x.dim() > 2 else 1
+
+
+def tokens_of(x: Tensor, options: Options) -> int:
+    return x.shape[-3 if options.tokens_first and x.dim() > 2 else -2]
+
+
+_readers: dict[type, Callable[[str], Any]] = {str: str, int: int, float: float, bool: lambda text: text == "True"}
+_types = list(get_type_hints(Options).values())
 _parsed: dict[str, Options] = {}
 
 
 def options_of(text: str) -> Options:
+    """Those that text() wrote."""
     found = _parsed.get(text)
     if found is None:
         if len(_parsed) > 1000:
             _parsed.clear()
-        features, position, causal, near, radius, engine, sinks, *of_call = text.split(" ")
-        tokens_first, offset, tolerance, samples, seed, check_finite = of_call
-        found = _parsed[text] = Options(
-            features, position, causal == "1", int(near), float(radius), engine, tokens_first == "1", int(offset),
-            float(tolerance), int(sinks), int(samples), int(seed), check_finite == "1",
-        )  # fmt: skip
+        found = _parsed[text] = Options(*(_readers[of](each) for of, each in zip(_types, text.split("\n"))))
     return found
 
 

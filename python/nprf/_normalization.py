@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: MIT
+"""The scaling of queries and keys."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._native import as_array
+from ._value import Value
+
+
+class Normalization(Value):
+    """The scaling of queries and keys: Normalization.unit(r), every row to norm r; Normalization.none(), q.k / sqrt(d)
+    as in softmax attention."""
+
+    _arguments = ("radius",)
+    radius: float
+
+    def __init__(self, radius: float = 1.0) -> None:
+        self._set(radius=float(radius))
+        if not (0 <= self.radius < math.inf):
+            raise ValueError(f"radius: expected a positive finite number, got {radius}")
+
+    @classmethod
+    def unit(cls, radius: float = 1.0) -> Normalization:
+        """Every row is scaled to norm `radius`. ValueError unless it is positive and finite."""
+        if not radius > 0:
+            raise ValueError(f"radius: expected a positive finite number, got {radius}")
+        return cls(radius)
+
+    @classmethod
+    def none(cls) -> Normalization:
+        """q.k / sqrt(d), as in softmax attention: rows of queries and of keys are divided by the fourth root of d."""
+        return cls(0.0)
+
+    def apply(self, x: Any) -> NDArray[Any]:
+        """Rows of queries or of keys [.., n, d], scaled so that their dot products are what the features estimate; a
+        row of zeros stays zero."""
+        x = as_array(x, "x")
+        rows: NDArray[Any]
+        if x.ndim < 1:
+            raise ValueError("x: expected at least 1 dimension, got 0")
+        if self.radius == 0:
+            rows = x * x.dtype.type(x.shape[-1] ** -0.25)
+        else:
+            norms = np.linalg.norm(x, axis=-1, keepdims=True)
+            rows = x * (self.radius / np.where(norms > 0, norms, 1))
+        return rows
+
+    def __repr__(self) -> str:
+        return f"Normalization.unit({self.radius})" if self.radius > 0 else "Normalization.none()"
+
+
+unit = Normalization.unit()
+
+
+def radius_of(normalization: Any) -> float:
+    """Its radius. TypeError for another class."""
+    if not isinstance(normalization, Normalization):
+        raise TypeError(f"normalization: expected a Normalization, got {type(normalization).__name__}")
+    return normalization.radius
