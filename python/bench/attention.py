@@ -5,7 +5,8 @@ attention.py [--threads N] [--sizes BxHxNxD ...] [--kinds ...] [--rivals ...] [-
              [--picture SVG]
 
 Milliseconds of forward and of forward + backward, float32, with gradients of queries, keys, values and biases. Medians
-of rounds that run all rivals one after another, so that a change of the machine's speed meets all of them.
+of rounds that run the rivals one after another, so that a change of the machine's speed meets all of them. Those that
+take a tenth of the seconds and more are timed once, before.
 """
 
 import argparse
@@ -101,7 +102,7 @@ def flex(case):
     if torch.is_grad_enabled():
         raise NotImplementedError("no gradients on the CPU")
     if not hasattr(case, "flex"):
-        case.flex = torch.compile(flex_attention)
+        case.flex = torch.compile(flex_attention, dynamic=False)
     table = case.table().detach()
     n = case.n
     return case.flex(
@@ -153,23 +154,22 @@ def milliseconds(rival, case, backward):
 def measure(size, kind, names, seconds):
     case, rows = Case(size, kind), {}
     for backward in (False, True):
-        working = {}
+        samples = {}
         for name in names:
-            rival = rivals[name]
             if gibibytes(name, size) > 12 or (kind == "none" and name in ("torch.fft", "flex_attention")):
                 continue
             try:
-                working[name] = [milliseconds(rival, case, backward)]  # it warms up
+                milliseconds(rivals[name], case, backward)  # it warms up
+                samples[name] = [milliseconds(rivals[name], case, backward)]
             except Exception as error:  # a rival that is not installed, or that cannot do this
                 print(f"  {name}: {type(error).__name__}: {str(error).splitlines()[0][:100]}")
-        first, end = True, time.perf_counter() + seconds
-        while first or time.perf_counter() < end:
-            for name, times in working.items():
-                if first or times[-1] < 1e3 * seconds / 3:
-                    times.append(milliseconds(rivals[name], case, backward))
-            first = False
+        fast = [name for name, (ms,) in samples.items() if ms < 1e3 * seconds / 10]
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            for name in fast:
+                samples[name].append(milliseconds(rivals[name], case, backward))
         rows["forward + backward" if backward else "forward"] = {
-            name: statistics.median(times[1:]) for name, times in working.items()
+            name: statistics.median(times[1:] or times) for name, times in samples.items()
         }
     return rows
 

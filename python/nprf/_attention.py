@@ -116,7 +116,7 @@ def call_of(options: CallOptions, report: bool) -> Call:
         return _default_call
     for name in options:
         if name not in CallOptions.__annotations__:
-            raise TypeError(f"attention: got an unknown option {name!r}")
+            raise TypeError(f"options: got an unknown one, {name!r}")
     call = _call_of(**options)
     samples = options.get("softmax_samples", 0)
     if samples != 0 and not report:
@@ -350,7 +350,7 @@ def attention(
     heads. Attention documents the arguments, the options and the errors. The last attentions are kept, so that calls
     with the same map and position build nothing."""
     features = features if isinstance(features, Features) else features_of(features)
-    near, sinks = index_of(near, "near"), index_of(sinks, "sinks")
+    near, sinks, engine = index_of(near, "near"), index_of(sinks, "sinks"), name_of(engine, "engine")
     key = (id(features), id(position), causal, getattr(normalization, "radius", None), near, engine, sinks)
     found = _attentions.get(key)
     # the map and the position of a key live as long as its attention, so that no other object has their ids
@@ -369,7 +369,7 @@ frees_memory: list[Callable[[], None]] = []
 
 def free_memory() -> None:
     """Frees the scratch memory of finished calls, which is kept for the next ones, and the attentions and the plans of
-    a GPU that are kept."""
+    a GPU that are kept; CUDA graphs that have captured calls of nprf.torch.attention must not be replayed then."""
     with _attentions_lock:
         _attentions.clear()
     for free in frees_memory:
@@ -511,5 +511,5 @@ def num_threads() -> int:
 
 def set_num_threads(threads: int) -> None:
     """Sets the number of threads of calls of this Python thread, and with OpenMP of all that uses its threads there, as
-    PyTorch may. Results do not depend on it. A forked process has one thread. ValueError unless it is 1 to 4096."""
+    PyTorch may. Results do not depend on it. Calls of a forked process take one. ValueError unless it is 1 to 4096."""
     core.set_num_threads(index_of(threads, "threads"))

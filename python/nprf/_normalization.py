@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ._native import as_array
+from ._native import as_array, native_of
 from ._value import Value
 
 
@@ -38,17 +38,20 @@ class Normalization(Value):
         return cls(0.0)
 
     def apply(self, x: Any) -> NDArray[Any]:
-        """Rows of queries or of keys [.., n, d], scaled so that their dot products are what the features estimate; a
-        row of zeros stays zero."""
+        """Rows of queries or of keys [.., n, d], float32 or float64, scaled so that their dot products are what the
+        features estimate; a row of zeros stays zero."""
         x = as_array(x, "x")
+        native_of(x.dtype, "x")
         rows: NDArray[Any]
         if x.ndim < 1:
             raise ValueError("x: expected at least 1 dimension, got 0")
         if self.radius == 0:
             rows = x * x.dtype.type(x.shape[-1] ** -0.25)
         else:
-            norms = np.linalg.norm(x, axis=-1, keepdims=True)
-            rows = x * (self.radius / np.where(norms > 0, norms, 1))
+            scale = np.abs(x).max(axis=-1, keepdims=True, initial=0)  # so that squares neither over- nor underflow
+            scaled = x / np.where(scale > 0, scale, 1)
+            norms = np.linalg.norm(scaled, axis=-1, keepdims=True)
+            rows = scaled * (self.radius / np.where(norms > 0, norms, 1))
         return rows
 
     def __repr__(self) -> str:

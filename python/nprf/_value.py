@@ -40,7 +40,10 @@ def name_of(x: Any, name: str) -> str:
 
 def frozen_array(x: Any, name: str, dims: tuple[int, ...]) -> NDArray[Any]:
     """A read-only copy in float32 or float64."""
-    array = as_array(x, name) if hasattr(x, "__dlpack__") else np.asarray(x)
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(f"{name}: expected an array without a mask, got a MaskedArray")
+    is_dlpack = hasattr(x, "__dlpack__") and not hasattr(x, "__array__")
+    array = as_array(x, name) if is_dlpack else np.asarray(x)
     if array.dtype != np.float32:
         if array.dtype.kind not in "fiu":
             raise TypeError(f"{name}: expected numbers, got {array.dtype}")

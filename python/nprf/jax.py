@@ -132,7 +132,7 @@ def attention(
     scalar = jnp.promote_types(q.dtype, jnp.float32)
     for name, x in (("keys", k), ("values", v)):
         if x.dtype not in (scalar, *halves):
-            raise TypeError(f"{name}: expected {scalar}, as the queries, or halves, got {x.dtype}")
+            raise TypeError(f"{name}: expected {scalar}, in which the queries are computed, or halves, got {x.dtype}")
     dtype, without_batch = q.dtype, q.ndim == 3
     q, k, v = (jnp.asarray(x[None] if without_batch else x, scalar) for x in (q, k, v))
     rows = jnp.zeros((1, 0), scalar)

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <type_traits>
@@ -45,8 +44,8 @@ class AnyAttention {
   virtual Decoder<T> decoder(const DecoderOptions& options) const = 0;
   /// What a plan for a GPU is made from.
   virtual cuda::AttentionModel cuda_model() const = 0;
-  /// The number of feature maps or positions; 1: any number of heads has the same.
-  virtual Index models() const = 0;
+  /// MultiHeadAttention::heads_of_model().
+  virtual Index heads_of_model() const = 0;
   /// The formula as two plain loops, for head h and the keys that are not padding.
   virtual Matrix<T> reference(Index h, const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v,
                               Index offset, const KeptKeys& kept) const = 0;
@@ -94,9 +93,7 @@ class AttentionOf : public AnyAttention<typename F::Scalar> {
     return model;
   }
 
-  Index models() const override {
-    return static_cast<Index>(std::max(m_attention.features().size(), m_attention.positions().size()));
-  }
+  Index heads_of_model() const override { return m_attention.heads_of_model(); }
 
   Matrix<T> reference(Index h, const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v, Index offset,
                       const KeptKeys& kept) const override {

@@ -3,7 +3,6 @@
 
 #include <nanobind/nanobind.h>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 
@@ -34,16 +33,14 @@ inline void poll_signals() {
 /// ever.
 inline std::atomic<bool> is_forked = false;
 
-/// `threads`, or the one of a process that is a fork.
-inline Index threads_of_process(Index threads) { return is_forked ? std::min<Index>(threads, 1) : threads; }
-
-/// For one call, another number of threads; 0: as many as before.
+/// For one call, another number of threads; 0: as many as before; in a fork one.
 class ThreadsOfCall {
  public:
-  explicit ThreadsOfCall(Index threads_) : m_before(threads_ > 0 ? num_threads() : 0) {
-    const Index threads = threads_of_process(threads_);
-    if (m_before == threads) m_before = 0;
-    if (m_before > 0) set_num_threads(threads);
+  explicit ThreadsOfCall(Index threads) {
+    const Index before = num_threads(), now = is_forked ? 1 : threads > 0 ? threads : before;
+    if (now == before) return;
+    set_num_threads(now);
+    m_before = before;
   }
   ~ThreadsOfCall() {
     if (m_before > 0) set_num_threads(m_before);
@@ -52,7 +49,7 @@ class ThreadsOfCall {
   ThreadsOfCall& operator=(const ThreadsOfCall&) = delete;
 
  private:
-  Index m_before;
+  Index m_before = 0;  // 0: they stay as they are
 };
 
 }  // namespace detail

@@ -295,15 +295,15 @@ Positions<T> grids(Index height, Index width, const InputArray& b, const InputAr
   return {std::move(all)};
 }
 
-// Sets the rows of y, for each packed sequence of each head, to reference(h, q, k, v, kept) of its arrays. models: the
-// number of feature maps or positions.
+// Sets the rows of y, for each packed sequence of each head, to reference(h, q, k, v, kept) of its arrays.
+// heads_of_model: the number of feature maps or positions.
 template <Real T, class Reference>
 void for_each_sequence(const InputArray& q, const InputArray& k, const InputArray& v, const OutputArray& y,
-                       const Call& call, Index models, Reference&& reference) {
+                       const Call& call, Index heads_of_model, Reference&& reference) {
   const Tokens<T> queries(q, "queries", call.axes()), keys(k, "keys", call.axes()), values(v, "values", call.axes());
   const HeadsView<T> out = output_view<T>(y, "y", call.axes());
   const HeadsView<const T> a = queries.view(), b = keys.view(), c = values.view();
-  check_head_counts(a.heads, b.heads, models);
+  check_head_counts(a.heads, b.heads, heads_of_model);
   check_heads(b, "keys", a.batch, b.heads, b.tokens, a.channels);
   check_heads(c, "values", a.batch, b.heads, b.tokens, c.channels);
   call.check_lengths(b.batch);
@@ -350,7 +350,7 @@ template <Real T>
 void kernelized_attention(const AnyAttention<T>& attention, const InputArray& q, const InputArray& k,
                           const InputArray& v, const OutputArray& y, const Call& call) {
   for_each_sequence<T>(
-      q, k, v, y, call, attention.models(),
+      q, k, v, y, call, attention.heads_of_model(),
       [&](Index h, const MatrixView<T>& queries, const MatrixView<T>& keys, const MatrixView<T>& values,
           const KeptKeys& kept) { return attention.reference(h, queries, keys, values, call.offset, kept); });
 }
@@ -780,7 +780,10 @@ NB_MODULE(NPRF_MODULE, m) {
   });
   m.def("best_tilt", &best_tilt);
   m.def("num_threads", &num_threads);
-  m.def("set_num_threads", [](Index threads) { set_num_threads(nprf::python::detail::threads_of_process(threads)); });
-  m.def("after_fork", [] { nprf::python::detail::is_forked = true, set_num_threads(1); });
+  m.def("set_num_threads", &set_num_threads);
+  m.def("after_fork", [] {
+    nprf::python::detail::is_forked = true;
+    set_num_threads(1);
+  });
   m.attr("version") = nprf::detail::sentence(NPRF_VERSION_MAJOR, '.', NPRF_VERSION_MINOR, '.', NPRF_VERSION_PATCH);
 }

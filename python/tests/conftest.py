@@ -3,6 +3,7 @@
 
 import contextlib
 import faulthandler
+import importlib
 import signal
 import threading
 import time
@@ -142,7 +143,7 @@ def gpu():
     """The device of PyTorch for the module for GPUs, or a skip with what is missing."""
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
     try:
-        from nprf import _cuda  # noqa: F401
+        _cuda = importlib.import_module("nprf._cuda")
     except ModuleNotFoundError:
         pytest.skip("nprf was not compiled for GPUs: -D NPRF_PYTHON_CUDA=ON, or NPRF_PYTHON_CUDA_ON_HOST=ON")
     if _cuda.on_host:

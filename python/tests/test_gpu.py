@@ -144,6 +144,17 @@ def test_plans_are_kept_and_parameters_are_those_of_the_call():
     assert len(_gpu._plans) == plans
 
 
+def test_plans_are_freed():
+    device = gpu()
+    features, arrays, parameters, options, _ = made("none, causal False")
+    x = on_device(device, arrays, parameters)
+    y = _gpu.forward(x, options)
+    assert len(_gpu._plans) > 0
+    nprf.free_memory()
+    assert len(_gpu._plans) == 0
+    assert torch.equal(_gpu.forward(x, options), y)
+
+
 def test_errors_on_a_gpu():
     device = gpu()
     features, arrays, (bias, _), options, _ = made("table, causal False")
@@ -205,7 +216,7 @@ def test_packed_sequences_equal_the_cpu(name, mask):
     if name == "a grid":
         arrays = [torch.cat([x, 2 * x], axis) for x in arrays]
     packing = torch.tensor([ends] if of_keys is None else [ends, of_keys])
-    key_mask = torch.rand(1, arrays[1].shape[axis]) < 0.7 if mask and name != "a grid" else None
+    key_mask = torch.rand(1, arrays[1].shape[axis]) < 0.7 if mask else None
     dy = torch.randn(*arrays[0].shape[:-1], V)
 
     def on_the_cpu(dtype):
@@ -232,7 +243,7 @@ def test_packed_sequences_of_other_dimensions_and_sizes():
     device = gpu()
     features, arrays, (bias, _), options, _ = made("alibi, causal True")
     packing = torch.tensor([[0, 5, N]])
-    one = [x[0] for x in arrays]
+    one = [x[0].clone() for x in arrays]
     all_heads = _gpu.forward(on_device(device, [x[None] for x in one], (bias, None), None, packing), options)
     assert torch.equal(_gpu.forward(on_device(device, one, (bias, None), None, packing), options), all_heads[0])
     of_head = on_device(device, [x[1] for x in one], (bias[1:2], None), None, packing)
@@ -245,12 +256,27 @@ def test_packed_sequences_of_other_dimensions_and_sizes():
     y = _gpu.forward(on_device(device, [x[0] for x in arrays], (bias, None), None, packing), options)
     assert torch.equal(y[:, :5], all_heads[0, :, :5]) and y[:, 5:].isnan().all()
     assert len(_gpu._plans) == plans
+    dy = torch.ones(H, N, V, device=device)
+    found, expected = (
+        _gpu.backward(dy, on_device(device, each, (bias, None), None, packing), options)
+        for each in ([x[0] for x in arrays], one)
+    )
+    assert all(torch.equal(g[:, :5], e[:, :5]) and g[:, 5:].isnan().any() for g, e in zip(found[:3], expected))
     no_keys = on_device(
         device, [one[0], one[1][:, :0], one[2][:, :0]], (bias, None), None, torch.tensor([[0, N], [0, 0]])
     )
     assert not _gpu.forward(no_keys, options).any()
     *gradients, _ = _gpu.backward(torch.ones(H, N, V, device=device), no_keys, options)
     assert [g.shape for g in gradients] == [x.shape for x in no_keys[:3]] and not gradients[0].any()
+    for tokens_first in (False, True):
+        axis = 1 if tokens_first else 2
+        of_batch = [x[None].transpose(1, 2) if tokens_first else x[None] for x in (one[0], *no_keys[1:3])]
+        in_order = options._replace(tokens_first=tokens_first)
+        x = on_device(device, of_batch, (bias, None), None, torch.tensor([[0, N], [0, 0]]))
+        y = _gpu.forward(x, in_order)
+        assert y.shape[axis] == N and not y.any()
+        *gradients, _ = _gpu.backward(torch.ones_like(y), x, in_order)
+        assert [g.shape for g in gradients] == [each.shape for each in x[:3]] and not gradients[0].any()
     none = on_device(device, [x[:, :0] for x in one], (bias, None), None, torch.tensor([[0]]))
     assert _gpu.forward(none, options).shape == (H, 0, V)
 
@@ -292,7 +318,7 @@ def test_errors_that_are_those_of_the_cpu():
     with pytest.raises(ValueError, match=r"values: expected 21 rows \(those of the keys\), got 20"):
         _gpu.forward(Arguments(*one[:2], v[:1, :, :-1], bias, None, None, torch.tensor([ends])), options)
     on_grid = options._replace(position="grid:1:5")
-    with pytest.raises(ValueError, match=r"queries: expected 16 rows \(the position's tokens\), got 5"):
+    with pytest.raises(ValueError, match=r"queries: expected 5 rows \(the position's tokens\), got 16"):
         _gpu.forward(Arguments(*one, bias, None, None, torch.tensor([ends])), on_grid)
 
 
@@ -375,6 +401,8 @@ options_of_attention = {
     "grouped queries": {"kv_heads": 2},
     "sinks": {"near": 4, "sinks": 2},
     "lengths": {"lengths": [N, 8]},
+    "packed": {"batch": 1, "cumulative_lengths": [0, 8, 8, N], "near": 3},
+    "packed, lengths on the GPU": {"batch": 1, "cumulative_lengths": "on the GPU", "causal": True},
     "all, causal": {"kv_heads": 2, "near": 4, "sinks": 2, "lengths": [13, 0], "causal": True},
 }
 
@@ -386,11 +414,17 @@ def test_autograd_on_a_gpu(name):
         pytest.skip("autograd calls the module for tensors on a GPU alone")
     options = dict(options_of_attention[name])
     features, arrays, (bias, _), _, _ = case("table", kv_heads=options.pop("kv_heads", H))
-    inputs = [*arrays, bias]
-    weights = torch.randn(B, H, N, V)  # of L = sum(weights y)
+    batch = options.pop("batch", B)
+    inputs = [*(x[:batch] for x in arrays), bias]
+    weights = torch.randn(batch, H, N, V)  # of L = sum(weights y)
+    if options.get("cumulative_lengths") == "on the GPU":
+        options["cumulative_lengths"] = torch.tensor([0, 5, N], device=device)
 
     def function(q, k, v, bias, **changes):
-        return nprf.torch.attention(q, k, v, bias, features=features, **{**options, **changes})
+        each = {**options, **changes}
+        if q.device.type == "cpu" and isinstance(each.get("cumulative_lengths"), torch.Tensor):
+            each["cumulative_lengths"] = each["cumulative_lengths"].cpu()
+        return nprf.torch.attention(q, k, v, bias, features=features, **each)
 
     def all_results(device, dtype):
         x = [each.to(device, dtype, copy=True).requires_grad_() for each in inputs]

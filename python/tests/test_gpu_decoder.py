@@ -187,6 +187,18 @@ def test_max_tokens():
     assert few.tokens == [10, 10] and few.counts["rejected_tokens"] == 2 * H * (N - 10)
 
 
+def test_types():
+    device = gpu()
+    options = {"heads": H, "channels": V, "batch": B, "device": device}
+    decoder = nprf.torch.GpuDecoder(nprf.orf(D, 16), dtype="float32", **options)
+    assert decoder.dtype == torch.float32
+    for dtype in ("float64", torch.float64, 3):
+        with pytest.raises(TypeError, match="dtype: expected float32, float16 or bfloat16 on a GPU"):
+            nprf.torch.GpuDecoder(nprf.orf(D, 16), dtype=dtype, **options)
+    with pytest.raises(TypeError, match="keys: expected a tensor, got ndarray"):
+        decoder.append(np.zeros((B, H, 3, D), np.float32), torch.zeros(B, H, 3, V, device=device))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_halves(dtype):
     device = gpu()

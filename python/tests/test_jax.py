@@ -79,7 +79,7 @@ def test_errors(rng):
         (TypeError, "queries: expected float32, float64 or halves, got bool", (q > 0, q, q), {}),
         (
             TypeError,
-            "keys: expected float64, as the queries, or halves, got float32",
+            "keys: expected float64, in which the queries are computed, or halves, got float32",
             (q, q.astype(jnp.float32), q),
             {},
         ),

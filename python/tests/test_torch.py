@@ -458,6 +458,27 @@ def test_halves_and_autocast():
     assert layer.position_bias.grad.dtype == torch.float32
 
 
+def test_graphs_of_other_numbers():
+    """Numbers that differ from call to call, which torch.compile makes variables of."""
+    q, k, v = tensors(B, H, N, D, dtype=torch.float32)
+    features = nprf.orf(D, 16)
+
+    def function(tolerance, radius, offset):
+        options = {"normalization": nprf.Normalization.unit(radius), "tolerance": tolerance, "offset": offset}
+        return nprf.torch.attention(q, k, v, features=features, causal=True, **options)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    for tolerance, radius, offset in ((1e-3, 1.0, 0), (1e-5, 1.0, 0), (1e-4, 1.5, 2), (1e-6, 0.5, -3), (0.0, 2.0, 5)):
+        assert torch.equal(compiled(tolerance, radius, offset), function(tolerance, radius, offset))
+    torch._dynamo.reset()
+    layers = [nprf.torch.Attention(16, 2, scale=scale, position="alibi", near=2) for scale in (1.0, 2.0, 3.0)]
+    x = torch.randn(2, 9, 16)
+    for layer in layers:
+        layer_alone = torch.compile(layer, fullgraph=True, backend="aot_eager")
+        assert torch.equal(layer_alone(x)[0], layer(x)[0])
+
+
 def test_positions_and_other_options_of_odd_types():
     q, k, v = tensors(B, H, N, D)
     features = nprf.orf(D, 16)
@@ -473,6 +494,7 @@ def test_positions_and_other_options_of_odd_types():
         ),
         (TypeError, "position: expected an integer, got 128.0", torch.zeros(32), {"position": ("t5", 128.0)}),
         (ValueError, "position: expected 'table'", torch.zeros(32), {"position": ("t5", 1, 2)}),
+        (ValueError, "position: expected 'table'", torch.zeros(32), {"position": ()}),
         (TypeError, "normalization: expected a Normalization, got float", None, {"normalization": 1.0}),
         (TypeError, "engine: expected a str, got list", None, {"engine": []}),
         (ValueError, "engine: expected", None, {"engine": "fast"}),
@@ -658,12 +680,17 @@ def test_a_layer_accepts_the_arguments_of_multihead_attention():
         ("engine: expected", {"engine": "fast"}),
         ("near: expected 0", {"near": -1}),
         ("near", {"features": nprf.elu(8)}),
-        (r"weights: expected at least one number, got the shape \[0\]", {"position": "t5", "buckets": 0}),
+        ("buckets: expected at least 1, got 0", {"position": "t5", "buckets": 0}),
+        ("reach: expected 0 or more, got -1", {"position": "table", "reach": -1}),
+        ("position: expected a grid of at least 1 x 1, got 0 x 3", {"position": ("grid", 0, 3)}),
     ]
     for text, options in of_layer:
         with pytest.raises(ValueError, match=text):
             nprf.torch.Attention(16, 2, **options)
     nprf.torch.Attention(16, 2, engine="fused")  # of a GPU
+    nprf.torch.Attention(16, 2, position=("t5", 16))  # too short a distance for a causal layer
+    with pytest.raises(ValueError, match="max_distance"):
+        nprf.torch.Attention(16, 2, position=("t5", 16), causal=True)
     x = torch.randn(2, 5, 16)
     for option in ({"offset": 3}, {"lenghts": [5, 4]}):  # of attention, which a layer does not have; misspelt
         with pytest.raises(TypeError, match=f"forward: got an unknown option {next(iter(option))!r}"):
@@ -991,6 +1018,9 @@ def test_constants_that_do_not_fit():
     before = layer.features
     with pytest.raises(RuntimeError, match="features: expected a map of vectors of 8 numbers, got ProjectedFeatures"):
         layer.load_state_dict(wide.state_dict())
+    of_two = nprf.torch.Attention(16, 2, features=[nprf.orf(8, 16, seed) for seed in range(2)])
+    with pytest.raises(RuntimeError, match="features: expected one map, or 3 .heads., got 2"):
+        layer.load_state_dict({**layer.state_dict(), "features_constants": of_two.state_dict()["features_constants"]})
     state = layer.state_dict()
     maps = (b'{"class": "system"}', b'{"class": "Tilt", "axes": 3, "a": 2}', b"[]", b"[" * 100000)
     for text in (b"", b"nonsense", b"[]", *(b'{"redraws": 0, "map": ' + each + b"}" for each in maps)):

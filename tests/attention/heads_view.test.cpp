@@ -236,6 +236,19 @@ TEST_CASE("views share memory if a scalar is in both, of any strides", "[multi_h
   CHECK(apart > 100);  // within each other's extents, but without a common scalar
 }
 
+TEST_CASE("heads of queries are those of the model, and a multiple of those of keys", "[multi_head]") {
+  check_head_counts(6, 2, 1);
+  check_head_counts(6, 6, 6);
+  check_head_counts(0, 0, 1);
+  check_invalid([] { check_head_counts(4, 4, 2); },
+                {"queries: expected 2 heads (the number of feature maps or positions), got 4"});
+  check_invalid([] { check_head_counts(2, 2, 4); }, {"queries: expected 4 heads", "got 2"});
+  check_invalid([] { check_head_counts(6, 4, 1); },
+                {"keys: expected a number of heads that 6 (of queries) is a multiple of, got 4"});
+  check_invalid([] { check_head_counts(6, 0, 1); }, {"keys: expected a number of heads", "got 0"});
+  check_invalid([] { check_head_counts(0, 2, 1); }, {"keys: expected a number of heads", "got 2"});
+}
+
 TEST_CASE("views whose strides would take too many steps count as sharing memory", "[multi_head]") {
   double value = 0;
   constexpr Index n = Index{1} << 20;  // even scalars, and every third odd one: nothing is read

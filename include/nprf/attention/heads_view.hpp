@@ -131,10 +131,10 @@ bool may_overlap(const HeadsView<T>& x, const HeadsView<S>& y) {
 
 }  // namespace detail
 
-/// Throws InvalidArgument unless the heads of queries are as many as the feature maps or positions, `models`, if these
-/// are more than one, and a multiple of the heads of keys.
-inline void check_head_counts(Index heads, Index heads_k, Index models) {
-  require(models == 1 || heads == models, "queries: expected ", models,
+/// Throws InvalidArgument unless the heads of queries are as many as those of the model, if it has more than one
+/// feature map or position, and a multiple of the heads of keys.
+inline void check_head_counts(Index heads, Index heads_k, Index heads_of_model) {
+  require(heads_of_model == 1 || heads == heads_of_model, "queries: expected ", heads_of_model,
           " heads (the number of feature maps or positions), got ", heads);
   require(heads == 0 ? heads_k == 0 : heads_k > 0 && heads % heads_k == 0, "keys: expected a number of heads that ",
           heads, " (of queries) is a multiple of, got ", heads_k);

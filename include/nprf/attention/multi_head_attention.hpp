@@ -97,6 +97,8 @@ class MultiHeadAttention {
   const std::vector<F>& features() const { return m_features; }
   const std::vector<P>& positions() const { return m_positions; }
   const AttentionOptions& options() const { return m_options; }
+  /// The number of feature maps or positions; 1: any number of heads has the same.
+  Index heads_of_model() const { return static_cast<Index>(std::max(m_features.size(), m_positions.size())); }
 
   /// q [b,h,n_q,d] k [b,h_k,n_k,d] v [b,h_k,n_k,d_v] -> y [b,h,n_q,d_v], in arrays of any strides, where y must not
   /// overlap the inputs. h is a multiple of h_k: with fewer heads of keys and values (grouped queries) h / h_k heads of
@@ -203,7 +205,7 @@ class MultiHeadAttention {
     const Index input_dim = m_features[0].input_dim();
     require(q.channels == input_dim, "queries: expected ", input_dim, " columns (the feature map's input_dim), got ",
             q.channels);
-    check_head_counts(q.heads, k.heads, static_cast<Index>(std::max(m_features.size(), m_positions.size())));
+    check_head_counts(q.heads, k.heads, heads_of_model());
     check_heads(k, "keys", q.batch, k.heads, k.tokens, q.channels);
     check_heads(v, "values", q.batch, k.heads, k.tokens, v.channels);
     check_output(y, "y", q.batch, q.heads, q.tokens, v.channels);

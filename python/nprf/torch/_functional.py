@@ -471,6 +471,7 @@ class _Call(NamedTuple):
         packing = _packing(self.cumulative_lengths, self.key_cumulative_lengths)
         if q.is_cuda:
             _check_options_on_gpu(options)
+            packing = None if packing is None else packing.cpu()  # waits for it once; it has no place in CUDA graphs
         key_mask = _key_mask(self.padding, self.lengths, k, options.tokens_first)
         of_parameters = torch.float32 if q.dtype in _halves else q.dtype
         if q.dtype in _halves and not q.is_cuda:

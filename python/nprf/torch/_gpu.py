@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import importlib
+import threading
 from collections import OrderedDict
 from types import ModuleType
 from typing import Any, NamedTuple, Optional
@@ -42,7 +43,15 @@ class _Entry(NamedTuple):
 
 
 _plans: OrderedDict[Any, _Entry] = OrderedDict()
-frees_memory.append(_plans.clear)
+_plans_lock = threading.Lock()
+
+
+def _free_plans() -> None:
+    with _plans_lock:
+        _plans.clear()
+
+
+frees_memory.append(_free_plans)
 
 
 def dtype_of(dtype: Any) -> torch.dtype:
@@ -74,15 +83,19 @@ def _plan_of(x: Arguments, options: Options, gradients: bool) -> Any:
     shapes = tuple(None if each is None else each.shape for each in (bias, extra))
     others = options._replace(features=str(id(features)))
     key = (others, scalar, sizes, shapes, gradients, q.device, _stream(q))
-    entry = _plans.get(key)
+    with _plans_lock:
+        entry = _plans.get(key)
+        if entry is not None:
+            _plans.move_to_end(key)
     if entry is None:
         on_host = [None if each is None else each.detach().to("cpu", torch.float32) for each in (bias, extra)]
         model = attention_of(float32, on_host[0], on_host[1], options).cuda_model()
         plan = _module().Plan(model, scalar, sizes, options.engine, gradients, options.tokens_first, _stream(q))
-        entry = _plans[key] = _Entry(plan, features)
-        if len(_plans) > _most_plans:
-            _plans.popitem(last=False)
-    _plans.move_to_end(key)
+        entry = _Entry(plan, features)
+        with _plans_lock:
+            _plans[key] = entry
+            if len(_plans) > _most_plans:
+                _plans.popitem(last=False)
     return entry.plan
 
 

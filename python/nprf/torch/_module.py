@@ -196,7 +196,8 @@ class Attention(nn.Module):
         self.position_bias: Optional[nn.Parameter] = None
         self._position = "table" if position is None else position_name(position)
         kind = self._position.split(":")[0]
-        shape = self._check_options(position is None, buckets, reach)
+        shape = self._bias_shape(position is None, buckets, reach)
+        self._check_options(position is None, shape)
         if kind == "alibi":
             slopes = torch.tensor(alibi_slopes(heads), device=device, dtype=dtype or torch.float32)
             self.register_buffer("position_slopes", slopes)
@@ -206,27 +207,36 @@ class Attention(nn.Module):
             self.register_buffer("features_seed", torch.tensor(_int64_of(made.seed)))
         self.reset_parameters()
 
-    def _check_options(self, no_position: bool, buckets: int, reach: int) -> tuple[int, ...]:
-        """The shape of a head's position_bias. ValueError for options that no call could have."""
+    def _bias_shape(self, no_position: bool, buckets: int, reach: int) -> tuple[int, ...]:
+        """That of a head's position_bias. ValueError for buckets or a reach that are not the position's."""
         kind, *sizes = self._position.split(":")
         for name, value, default, of in (("buckets", buckets, 32, "t5"), ("reach", reach, 128, "table")):
             if value != default and (no_position or kind != of):
                 raise ValueError(f"{name}: expected {default} unless position={of!r}, got {value}")
-        height, width = map(int, sizes) if kind == "grid" else (0, 0)
-        shape = {"t5": (buckets,), "table": (2 * reach + 1,), "grid": (2 * height - 1, 2 * width - 1), "alibi": ()}[
-            kind
-        ]
+        if buckets < 1:
+            raise ValueError(f"buckets: expected at least 1, got {buckets}")
+        if reach < 0:
+            raise ValueError(f"reach: expected 0 or more, got {reach}")
+        if kind == "grid":
+            height, width = map(int, sizes)
+            if height < 1 or width < 1:
+                raise ValueError(f"position: expected a grid of at least 1 x 1, got {height} x {width}")
+            return (2 * height - 1, 2 * width - 1)
+        return {"t5": (buckets,), "table": (2 * reach + 1,), "alibi": ()}[kind]
+
+    def _check_options(self, no_position: bool, shape: tuple[int, ...]) -> None:
+        """ValueError for options that no call could have."""
+        kind, *sizes = self._position.split(":")
         zeros = np.zeros(shape, np.float32)
         example: Optional[positions.Position] = None
         if kind == "t5":
             example = positions.T5(zeros, int(sizes[0]))
         elif kind == "grid":
-            example = positions.Grid(height, width, zeros)
+            example = positions.Grid(int(sizes[0]), int(sizes[1]), zeros)
         elif not no_position:
             example = positions.Alibi(zeros) if kind == "alibi" else positions.RelativePosition(zeros)
         engine = "automatic" if self.engine in ("fused", "cufft") else self.engine  # these are a GPU's
         NumpyAttention(self.features, example, self.causal, self.normalization, self.near, engine, self.sinks)
-        return shape
 
     def reset_parameters(self) -> None:
         """Sets the parameters to what the constructor sets them to: weights of both projections at random, biases 0.

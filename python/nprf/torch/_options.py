@@ -38,7 +38,7 @@ def position_name(position: PositionKind) -> str:
         return "table"
     if not isinstance(position, (str, tuple, list)):
         raise TypeError(f"position: expected a str, a tuple or None, got {type(position).__name__}")
-    kind, *sizes = position.split(":") if isinstance(position, str) else position  # a layer has the name
+    kind, *sizes = position.split(":") if isinstance(position, str) else position or [""]  # a layer has the name
     if kind == "t5" and not sizes:
         return "t5:128"
     if kind not in _dims or len(sizes) != {"t5": 1, "grid": 2}.get(kind, 0):
@@ -69,13 +69,18 @@ class Options(NamedTuple):
     check_finite: bool = False
 
     def text(self) -> str:
-        return "\n".join([str(x) for x in self])
+        return "\n".join([f"{x}" for x in self])  # dynamo has no str() of a number that varies
 
     def feature_map(self) -> Features:
         features: Optional[Features] = by_identity.get(self.features)
         if features is None:
             raise RuntimeError("features: the feature map of this graph no longer exists")
         return features
+
+    def tokens(self, extra: Optional[Tensor]) -> int:
+        """The tokens of a grid."""
+        height, width = map(int, self.position.split(":")[1:])
+        return height * width + (0 if extra is None else extra.shape[-2])
 
     def bias_dims(self) -> int:
         """The dimensions of the parameters of the position without heads."""
@@ -101,7 +106,10 @@ def options_of(text: str) -> Options:
     if found is None:
         if len(_parsed) > 1000:
             _parsed.clear()
-        found = _parsed[text] = Options(*(_readers[of](each) for of, each in zip(_types, text.split("\n"))))
+        parts = text.split("\n")
+        if len(parts) != len(_types):
+            raise ValueError("engine: expected a name in one line, got several")
+        found = _parsed[text] = Options(*(_readers[of](each) for of, each in zip(_types, parts)))
     return found
 
 

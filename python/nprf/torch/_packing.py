@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Sequences that are packed into one array, on a GPU, where a plan computes them in arrays in which each sequence is
-padded to the longest one."""
+padded to the longest one. As nprf::cuda::PackedPlan, but in memory of PyTorch, which has it only during a call."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ def _check_cumulative(name: str, lengths: list[int], tokens: int) -> None:
         raise ValueError(f"{name}: expected to end at {tokens} (the number of tokens), got {lengths[-1]}")
 
 
-def _check_equal(name: str, lengths: list[int]) -> None:
-    """ValueError unless all sequences that have tokens have as many, as a grid needs."""
-    counts = [b - a for a, b in zip(lengths, lengths[1:]) if b > a]
-    for n in counts:
-        if n != max(counts):
-            raise ValueError(f"{name}: expected {max(counts)} rows (the position's tokens), got {n}")
+def _check_grid(name: str, lengths: list[int], tokens: int) -> None:
+    """ValueError, with the text of the CPU, unless each sequence that has tokens has those of the grid."""
+    for n in [b - a for a, b in zip(lengths, lengths[1:])]:
+        if n not in (0, tokens):
+            raise ValueError(f"{name}: expected {tokens} rows (the position's tokens), got {n}")
 
 
 class PaddedRows:
@@ -37,36 +36,38 @@ class PaddedRows:
 
     def __init__(self, lengths: list[int], multiple: int, tokens_first: bool, device: torch.device) -> None:
         """lengths: cumulative. longest: the least multiple that no sequence is longer than."""
-        ends = torch.tensor(lengths)
-        first, counts = ends[:-1, None], ends.diff()[:, None]
-        self._sequences = counts.shape[0]
-        self._longest = -(-int(counts.max()) // multiple) * multiple if counts.numel() > 0 else 0
-        row = torch.arange(self._longest)
-        has_token = row < counts
-        self._has_token = has_token.to(device)  # [sequences, longest]
-        self._token_of_row = torch.where(has_token, first + row, 0).flatten().to(device)
-        self._row_of_token = has_token.flatten().nonzero()[:, 0].to(device)
+        counts = [b - a for a, b in zip(lengths, lengths[1:])]
+        self._sequences, self._longest = len(counts), -(-max(counts, default=0) // multiple) * multiple
+        ends = torch.tensor(lengths, device="cpu").to(device, non_blocking=True)
+        row = torch.arange(self._longest, device=device)
+        self._has_token = row < ends.diff()[:, None]  # [sequences, longest]
+        self._token_of_row = torch.where(self._has_token, ends[:-1, None] + row, 0).flatten()
+        token = torch.arange(lengths[-1], device=device)
+        sequence = torch.searchsorted(ends, token, right=True) - 1
+        self._row_of_token = sequence * self._longest + token - ends[sequence]
         self._tokens_first = tokens_first
         self._axis = 0 if tokens_first else 1  # that of tokens in a packed array
 
     def padded(self, x: Tensor) -> Tensor:
         """The padded array of a packed one, or of [tokens, channels] or [1, heads, tokens, channels]. Rows of padding
         are 0."""
-        if x.dim() == 2:
-            x = x.unsqueeze(1 - self._axis)
-        if x.shape[self._axis - 3] == 0:
-            return self.empty_for(x[None], x.shape[-1]).zero_()
-        rows = self._split(x.reshape(x.shape[-3:]).index_select(self._axis, self._token_of_row))
+        x = x.unsqueeze(1 - self._axis) if x.dim() == 2 else x.reshape(x.shape[-3:])
+        if x.shape[self._axis] == 0:
+            return self._empty(x, x.shape[1 - self._axis], x.shape[-1]).zero_()
+        rows = self._split(x.index_select(self._axis, self._token_of_row))
         has_token = self._has_token[:, :, None, None] if self._tokens_first else self._has_token[:, None, :, None]
         rows.masked_fill_(~has_token, 0)
         return rows
 
     def empty_for(self, like: Tensor, channels: int) -> Tensor:
         """A padded array of the heads of another, in the order in which packed() reads it without a copy."""
-        shape = [0, 0, channels]
-        shape[self._axis] = self._sequences * self._longest
-        shape[1 - self._axis] = like.shape[2 if self._tokens_first else 1]
-        return self._split(like.new_empty(shape))
+        return self._empty(like, like.shape[2 if self._tokens_first else 1], channels)
+
+    def _empty(self, like: Tensor, heads: int, channels: int) -> Tensor:
+        tokens = self._sequences * self._longest
+        return self._split(
+            like.new_empty((tokens, heads, channels) if self._tokens_first else (heads, tokens, channels))
+        )
 
     def packed(self, rows: Tensor, shape: torch.Size) -> Tensor:
         """The packed array of a padded one, in a shape that padded() accepts."""
@@ -89,8 +90,7 @@ _multiple = 64  # of padded lengths, so that there are fewer plans
 
 
 def padded_arguments(x: Arguments, options: Options) -> tuple[Arguments, PaddedRows, PaddedRows]:
-    """The arguments of the padded sequences of a call with packed ones, and the rows of queries and of keys. Waits for
-    cumulative lengths that are on a GPU. ValueError, as on the CPU, for lengths that do not fit, and for a batch."""
+    """The arguments of the padded sequences of a call with packed ones, and the rows of queries and of keys. ValueError, as on the CPU, for lengths that do not fit, and for a batch."""
     if x.key_mask is not None and x.key_mask.dtype != torch.bool:
         raise ValueError(f"lengths: expected none for packed sequences, got {x.key_mask.numel()}")
     for name, array in (("queries", x.q), ("keys", x.k), ("values", x.v)):
@@ -104,16 +104,16 @@ def padded_arguments(x: Arguments, options: Options) -> tuple[Arguments, PaddedR
     assert x.packing is not None
     lengths, names = x.packing.tolist(), ("cumulative_lengths", "key_cumulative_lengths")
     is_grid = options.position.startswith("grid")
-    rows = []
-    for of, array, name, each in (
-        ("queries", x.q, names[0], lengths[0]),
-        ("keys", x.k, names[len(lengths) - 1], lengths[-1]),
-    ):
-        _check_cumulative(name, each, tokens_of(array, options))
+
+    def rows_of(of: str, array: Tensor, which: int) -> PaddedRows:
+        _check_cumulative(names[which], lengths[which], tokens_of(array, options))
         if is_grid:
-            _check_equal(of, each)
-        rows.append(PaddedRows(each, 1 if is_grid else _multiple, options.tokens_first, x.q.device))
-    queries, keys = rows
+            _check_grid(of, lengths[which], options.tokens(x.extra))
+        return PaddedRows(lengths[which], 1 if is_grid else _multiple, options.tokens_first, x.q.device)
+
+    last = len(lengths) - 1
+    queries = rows_of("queries", x.q, 0)
+    keys = queries if last == 0 and n_k == tokens_of(x.q, options) else rows_of("keys", x.k, last)
     padded = Arguments(
         queries.padded(x.q), keys.padded(x.k), keys.padded(x.v), x.bias, x.extra, keys.padded_mask(x.key_mask)
     )

@@ -135,11 +135,11 @@ def replace_attention(model: nn.Module, features: Union[None, Features, Features
     more than `near` tokens raises ValueError.
     """
     replaced = _self_attentions(model)
-    for name, module, bias, max_distance, causal in replaced:
-        heads = module.n_heads
-        own = features(name, module.q.out_features // heads) if callable(features) else features
+    for each in replaced:
+        name, module, bias, max_distance, causal = each
+        own = features(name, each.head_dim()) if callable(features) else features
         parent, _, last = name.rpartition(".")
-        new = T5SelfAttention(module, bias, heads, own, near, causal, max_distance)
+        new = T5SelfAttention(module, bias, module.n_heads, own, near, causal, max_distance)
         setattr(model.get_submodule(parent), last, new)
     return len(replaced)
 
@@ -180,8 +180,9 @@ def calibrated_features(
             hook.remove()
     maps: dict[str, Features] = {}
     for each in found:
-        if (each.name, "q") not in parts:
+        if any((each.name, part) not in parts for part in "qkv"):
             raise ValueError(f"run: expected a call of {each.name}, got none")
+    for each in found:
         split = (each.module.n_heads, each.head_dim())
         q, k, v = (parts[each.name, part].unflatten(-1, split).transpose(1, 2).float().cpu() for part in "qkv")
         position = T5(each.bias.weight.detach().t().float().cpu(), each.max_distance)
