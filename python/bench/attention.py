@@ -165,7 +165,7 @@ def measure(size, kind, names, seconds):
                 print(f"  {name}: {type(error).__name__}: {str(error).splitlines()[0][:100]}")
         fast = [name for name, (ms,) in samples.items() if ms < 1e3 * seconds / 10]
         end = time.perf_counter() + seconds
-        while time.perf_counter() < end:
+        while fast and time.perf_counter() < end:
             for name in fast:
                 samples[name].append(milliseconds(rivals[name], case, backward))
         rows["forward + backward" if backward else "forward"] = {

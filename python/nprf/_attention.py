@@ -64,6 +64,14 @@ class CallOptions(TypedDict, total=False):
     threads: int
 
 
+def _threads_of(threads: int) -> int:
+    """ValueError unless it is 0 (as many as set_num_threads has set) to 4096."""
+    found = index_of(threads, "threads")
+    if not 0 <= found <= 4096:
+        raise ValueError(f"threads: expected 0 to 4096, got {found}")
+    return found
+
+
 def _call_of(
     key_mask: Any = None,
     lengths: Sequence[int] | None = None,
@@ -103,7 +111,7 @@ def _call_of(
         seed_of(softmax_seed, "softmax_seed"),
         bool(check_finite),
         _layouts[layout],
-        index_of(threads, "threads", 0, 4096),
+        _threads_of(threads),
     )
 
 
@@ -364,7 +372,7 @@ def attention(
 
 
 # functions that free_memory() calls
-frees_memory: list[Callable[[], None]] = []
+memory_owners: list[Callable[[], None]] = []
 
 
 def free_memory() -> None:
@@ -372,7 +380,7 @@ def free_memory() -> None:
     a GPU that are kept; CUDA graphs that have captured calls of nprf.torch.attention must not be replayed then."""
     with _attentions_lock:
         _attentions.clear()
-    for free in frees_memory:
+    for free in memory_owners:
         free()
     float32.free_memory()
     float64.free_memory()
@@ -510,6 +518,7 @@ def num_threads() -> int:
 
 
 def set_num_threads(threads: int) -> None:
-    """Sets the number of threads of calls of this Python thread, and with OpenMP of all that uses its threads there, as
-    PyTorch may. Results do not depend on it. Calls of a forked process take one. ValueError unless it is 1 to 4096."""
+    """Sets the number of threads of calls from this Python thread. With OpenMP this is also the number for other
+    libraries that share its runtime, such as PyTorch. Calls of a forked process use one thread, whatever is set.
+    Results do not depend on it. ValueError unless it is 1 to 4096."""
     core.set_num_threads(index_of(threads, "threads"))

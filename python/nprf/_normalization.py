@@ -38,15 +38,17 @@ class Normalization(Value):
         return cls(0.0)
 
     def apply(self, x: Any) -> NDArray[Any]:
-        """Rows of queries or of keys [.., n, d], float32 or float64, scaled so that their dot products are what the
-        features estimate; a row of zeros stays zero."""
-        x = as_array(x, "x")
-        native_of(x.dtype, "x")
-        rows: NDArray[Any]
+        """Rows of queries or of keys [.., n, d], float32 or float64, scaled as the attention does: features estimate
+        the exponentials of their dot products. A row of zeros stays zero."""
+        return self._scaled(as_array(x, "x"), "x")
+
+    def _scaled(self, x: NDArray[Any], name: str) -> NDArray[Any]:
+        native_of(x.dtype, name)
         if x.ndim < 1:
-            raise ValueError("x: expected at least 1 dimension, got 0")
+            raise ValueError(f"{name}: expected at least 1 dimension, got 0")
+        rows: NDArray[Any]
         if self.radius == 0:
-            rows = x * x.dtype.type(x.shape[-1] ** -0.25)
+            rows = x * x.dtype.type(max(x.shape[-1], 1) ** -0.25)
         else:
             scale = np.abs(x).max(axis=-1, keepdims=True, initial=0)  # so that squares neither over- nor underflow
             scaled = x / np.where(scale > 0, scale, 1)

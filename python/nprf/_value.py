@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Immutable values: repr, equality, hash and pickling from the arguments of the constructor."""
 
-import math
 import operator
 from typing import Any
 
@@ -11,21 +10,25 @@ from numpy.typing import NDArray
 from ._native import as_array
 
 
-def index_of(x: Any, name: str, least: float = -(2**63), most: float = 2**63 - 1) -> int:
-    """An integer, of Python or NumPy. TypeError for other numbers, which int() would round, and ValueError for one that
-    is not `least` to `most`."""
+def _integer(x: Any, name: str) -> int:
     try:
-        index = operator.index(x)
+        return operator.index(x)
     except TypeError:
         raise TypeError(f"{name}: expected an integer, got {x!r}") from None
-    if not least <= index <= most:
-        raise ValueError(f"{name}: expected {least} to {most}, got {index}")
+
+
+def index_of(x: Any, name: str) -> int:
+    """An integer, of Python or NumPy. TypeError for other numbers, which int() would round, and ValueError for one of
+    more than 64 bits."""
+    index = _integer(x, name)
+    if not -(2**63) <= index < 2**63:
+        raise ValueError(f"{name}: expected an integer of 64 bits, got {index}")
     return index
 
 
 def seed_of(x: Any, name: str = "seed") -> int:
-    """The seed of a random generator. TypeError unless it is an integer, and ValueError unless it has 64 bits."""
-    seed = index_of(x, name, -math.inf, math.inf)
+    """The seed of a random generator. TypeError unless it is an integer, and ValueError unless it is 0 to 2^64 - 1."""
+    seed = _integer(x, name)
     if not 0 <= seed < 2**64:
         raise ValueError(f"{name}: expected 0 to 2^64 - 1, got {seed}")
     return seed

@@ -83,7 +83,7 @@ def _normalised(q: Any, k: Any, normalization: Normalization | None) -> tuple[ND
     if normalization is None:
         return q, k
     radius_of(normalization)
-    return normalization.apply(q), normalization.apply(k)
+    return normalization._scaled(q, "queries"), normalization._scaled(k, "keys")
 
 
 def sderf_tilt(q: Any, k: Any, normalization: Normalization | None = unit) -> Tilt:

@@ -80,9 +80,8 @@ class T5(Position):
     def __init__(self, weights: Any, max_distance: int = 128) -> None:
         super().__init__()
         self._set(weights=frozen_array(weights, "weights", (1, 2)), max_distance=index_of(max_distance, "max_distance"))
-        causal = (
-            2 * self.max_distance > self.weights.shape[-1]
-        )  # a smaller distance is possible in both directions alone
+        # checked for a direction that allows the distance: a causal one needs more than half of the buckets
+        causal = 2 * self.max_distance > self.weights.shape[-1]
         self._native(native_of(self.weights.dtype, "position"), causal)
 
     def _make(self, native: Native, causal: bool) -> Any:

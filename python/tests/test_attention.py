@@ -575,7 +575,7 @@ def test_errors(rng):
     rejects(ValueError, "lengths: expected 2 entries .one a sequence., got 0", q, k, v, lengths=[])
     rejects(ValueError, "threads: expected 0 to 4096, got -1", q, k, v, threads=-1)
     rejects(ValueError, "softmax_seed: expected 0 to 2.64 - 1, got -1", q, k, v, softmax_seed=-1)
-    rejects(ValueError, "near: expected -9223372036854775808 to 9223372036854775807", q, k, v, near=2**70)
+    rejects(ValueError, "near: expected an integer of 64 bits, got 1180591620717411303424", q, k, v, near=2**70)
     rejects(TypeError, "engine: expected a str, got int", q, k, v, engine=3)
     rejects(TypeError, "normalization: expected a Normalization, got float", q, k, v, normalization=1.0)
     rejects(TypeError, "position: expected a Position, got ndarray", q, k, v, position=np.zeros(3))

@@ -75,12 +75,13 @@ def on_device(device, arrays, parameters=(None, None), key_mask=None, packing=No
     return Arguments(*on(device, [*arrays, *parameters, key_mask, packing]))
 
 
-def on_the_cpu(arrays, parameters, mask, options, dy, dtype):
+def on_the_cpu(arrays, parameters, mask, options, dy, dtype, packing=None):
     """y and the gradients of q, k, v, bias and extra, computed in this type."""
-    x = [None if each is None else each.to(dtype) for each in (*arrays, *parameters)]
-    y, _ = _functional._forward(Arguments(*x, mask), options, True)
+    of_type = [None if each is None else each.to(dtype) for each in (*arrays, *parameters)]
+    x = Arguments(*of_type, mask, packing)
+    y, _ = _functional._forward(x, options, True)
     token = torch.empty(0, dtype=torch.uint8)  # nothing is saved
-    return y, *_functional.backward_op(dy.to(dtype), token, *x, mask, None, None, options.text())
+    return y, *_functional.backward_op(dy.to(dtype), token, *x, None, options.text())
 
 
 @pytest.mark.parametrize("name", cases)
@@ -132,6 +133,7 @@ def test_halves(name, dtype):
 
 def test_plans_are_kept_and_parameters_are_those_of_the_call():
     device = gpu()
+    nprf.free_memory()
     features, arrays, parameters, options, _ = made("table, causal False")
     x = on_device(device, arrays, parameters)
     first = _gpu.forward(x, options)
@@ -219,14 +221,10 @@ def test_packed_sequences_equal_the_cpu(name, mask):
     key_mask = torch.rand(1, arrays[1].shape[axis]) < 0.7 if mask else None
     dy = torch.randn(*arrays[0].shape[:-1], V)
 
-    def on_the_cpu(dtype):
-        of_type = [None if each is None else each.to(dtype) for each in (*arrays, *parameters)]
-        x = Arguments(*of_type, key_mask, packing)
-        y, _ = _functional._forward(x, options, True)
-        token = torch.empty(0, dtype=torch.uint8)  # nothing is saved
-        return y, *_functional.backward_op(dy.to(dtype), token, *x, None, options.text())
-
-    exact, expected = on_the_cpu(torch.float64), on_the_cpu(torch.float32)
+    exact, expected = (
+        on_the_cpu(arrays, parameters, key_mask, options, dy, dtype, packing)
+        for dtype in (torch.float64, torch.float32)
+    )
     for place in (device, "cpu"):  # of the lengths
         x = on_device(device, arrays, parameters, key_mask, packing)._replace(packing=packing.to(place))
         y = _gpu.forward(x, options)
@@ -241,6 +239,7 @@ def test_packed_sequences_equal_the_cpu(name, mask):
 
 def test_packed_sequences_of_other_dimensions_and_sizes():
     device = gpu()
+    nprf.free_memory()
     features, arrays, (bias, _), options, _ = made("alibi, causal True")
     packing = torch.tensor([[0, 5, N]])
     one = [x[0].clone() for x in arrays]
@@ -250,8 +249,9 @@ def test_packed_sequences_of_other_dimensions_and_sizes():
     assert torch.equal(_gpu.forward(of_head, options), all_heads[0, 1])
     *gradients, _ = _gpu.backward(torch.ones(N, V, device=device), of_head, options)
     assert [g.shape for g in gradients] == [x.shape for x in of_head[:3]]
-    # other lengths, and numbers that are not finite in other sequences: the same plan, and the same rows
+    # other lengths: the same plan; numbers that are not finite in other sequences: the same rows
     plans = len(_gpu._plans)
+    _gpu.forward(on_device(device, one, (bias, None), None, torch.tensor([[0, 9, N]])), options)
     arrays[0][0, :, 5:], arrays[1][0, :, 5:], arrays[2][0, :, 5:] = torch.nan, torch.nan, torch.nan
     y = _gpu.forward(on_device(device, [x[0] for x in arrays], (bias, None), None, packing), options)
     assert torch.equal(y[:, :5], all_heads[0, :, :5]) and y[:, 5:].isnan().all()

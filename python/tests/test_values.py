@@ -185,6 +185,14 @@ def test_invalid_arguments(make, text):
         (lambda: nprf.Attention(nprf.orf(3, 3), engine=3), "engine: expected a str, got int"),
         (lambda: nprf.set_num_threads(2.7), "threads: expected an integer, got 2.7"),
         (lambda: nprf.balance(*np.ones((2, 9, 2)), normalization=1.0), "normalization: expected a Normalization"),
+        (
+            lambda: nprf.balance(np.ones((9, 2), int), np.ones((9, 2))),
+            "queries: expected float32 or float64, got int64",
+        ),
+        (
+            lambda: nprf.sderf_tilt(np.ones((9, 2)), np.ones((9, 2), "e")),
+            "keys: expected float32 or float64, got float16",
+        ),
     ],
 )
 def test_other_types(make, text):
@@ -215,6 +223,9 @@ def test_normalization():
     x[0, 0] = 0
     by_unit, by_none = nprf.Normalization.unit(1.5).apply(x), nprf.Normalization.none().apply(x)
     assert np.abs(np.linalg.norm(by_unit, axis=-1).ravel()[1:] - 1.5).max() <= 8 * eps and not by_unit[0, 0].any()
+    for size in (1e-200, 1e200):
+        assert np.abs(nprf.Normalization.unit(1.5).apply(size * x) - by_unit).max() <= 8 * eps
+    assert nprf.Normalization.none().apply(np.zeros((3, 0))).shape == (3, 0)
     assert np.abs(by_none * 8**0.25 - x).max() <= 4 * eps * np.abs(x).max()
     assert nprf.Normalization.none().apply(x.astype(np.float32)).dtype == np.float32
     for constants in (nprf.sderf_tilt, lambda q, k, **options: nprf.balance(q, k, **options).centring):

@@ -97,7 +97,7 @@ class MultiHeadAttention {
   const std::vector<F>& features() const { return m_features; }
   const std::vector<P>& positions() const { return m_positions; }
   const AttentionOptions& options() const { return m_options; }
-  /// The number of feature maps or positions; 1: any number of heads has the same.
+  /// The number of feature maps or of positions, whichever is larger; 1 if all heads share one of each.
   Index heads_of_model() const { return static_cast<Index>(std::max(m_features.size(), m_positions.size())); }
 
   /// q [b,h,n_q,d] k [b,h_k,n_k,d] v [b,h_k,n_k,d_v] -> y [b,h,n_q,d_v], in arrays of any strides, where y must not

@@ -274,7 +274,7 @@ def _backward(ctx: Any, dy: Optional[Tensor], report: Optional[ReportGradients])
     _of_thread.gradient_report = None
     gradients: tuple[Optional[Tensor], ...]
     # with create_graph=True call the operator, which raises if a second derivative is computed
-    if features is None and not torch.is_grad_enabled() and _is_plain(dy, *x):
+    if features is None and not torch.is_grad_enabled() and _is_plain(dy, *x[:5]):
         gradients = _gradients(dy, token, x, ctx.options)
     else:
         gradients = backward_op(dy, token, *x, features, ctx.options.text())
@@ -645,14 +645,13 @@ def attention(
     GPU float32, float16 and bfloat16 (see the README).
 
     bias: the parameters of `position`, each with or without a leading axis of heads: "table" [2R+1], "t5" or ("t5",
-    max_distance) [buckets], "alibi" [], ("grid", H, W) [2H-1, 2W-1] with extra [E, E+2] for E extra tokens; None: there
-    are no biases, as with position=None.
-    key_padding_mask: as in nn.MultiheadAttention [batch, n_k], bool, where True is padding, or of numbers, 0, or -inf
-    or at most -1000 for padding. lengths: integers [batch], later keys are padding; they are checked if they are on the
-    CPU, and clamped to 0 to n_k on a GPU. cumulative_lengths: 0, n_1, n_1 + n_2, ... of sequences packed into one, and
-    key_cumulative_lengths of their keys, if these differ; integers, a tensor or a list. A GPU computes them padded to
-    the longest one, and a call waits for lengths that are on it. tolerance: of rounding errors.
-    check_finite: ValueError for inputs that are not finite.
+    max_distance) [buckets], "alibi" [], ("grid", H, W) [2H-1, 2W-1] with extra [E, E+2] for E extra tokens; None, for
+    position="table" or None: there are no biases. key_padding_mask: as in nn.MultiheadAttention [batch, n_k], bool,
+    where True is padding, or of numbers, 0, or -inf or at most -1000 for padding. lengths: integers [batch], later keys
+    are padding; they are checked if they are on the CPU, and clamped to 0 to n_k on a GPU. cumulative_lengths: 0, n_1,
+    n_1 + n_2, ... of sequences packed into one, and key_cumulative_lengths of their keys, if these differ; integers, a
+    tensor or a list. A GPU computes them padded to about the longest one, and a call waits for lengths that are on it.
+    tolerance: of rounding errors. check_finite: ValueError for inputs that are not finite.
 
     With report=True (y, nprf.Report), with softmax_samples rows of each sequence of each head compared with exact
     softmax. gradient_report: a function that each backward calls with its nprf.GradientReport, such as the append of a

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import to_dlpack
 
-from .._attention import frees_memory
+from .._attention import memory_owners
 from .._native import float32
 from ._integers import check_range, for_kernels
 from ._options import Arguments, Options, attention_of, check_extra, heads_of, tokens_of
@@ -51,7 +51,7 @@ def _free_plans() -> None:
         _plans.clear()
 
 
-frees_memory.append(_free_plans)
+memory_owners.append(_free_plans)
 
 
 def dtype_of(dtype: Any) -> torch.dtype:

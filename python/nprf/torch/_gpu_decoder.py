@@ -73,7 +73,7 @@ class GpuDecoder:
         self._has_tokens = False
         model = self.attention._native(float32).cuda_model()
         with self._on_device():
-            self._decoder = _gpu._module().Decoder(model, _gpu._scalar_name(self.dtype, "dtype"), sizes, self._stream())
+            self._decoder = _gpu._module().Decoder(model, _gpu._scalars[self.dtype], sizes, self._stream())
 
     def _on_device(self) -> Any:
         return torch.cuda.device_of(self._anchor)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Sequences that are packed into one array, on a GPU, where a plan computes them in arrays in which each sequence is
-padded to the longest one. As nprf::cuda::PackedPlan, but in memory of PyTorch, which has it only during a call."""
+padded to the longest one, rounded up to a multiple of 64 tokens (those of a grid are not). As nprf::cuda::PackedPlan,
+but in memory of PyTorch, which has it only during a call."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ class PaddedRows:
     longest, channels]; with `tokens_first` both have tokens before heads. O(heads tokens channels) for each array."""
 
     def __init__(self, lengths: list[int], multiple: int, tokens_first: bool, device: torch.device) -> None:
-        """lengths: cumulative. longest: the least multiple that no sequence is longer than."""
+        """lengths: cumulative. `longest` is the least multiple of `multiple` that no sequence exceeds."""
         counts = [b - a for a, b in zip(lengths, lengths[1:])]
         self._sequences, self._longest = len(counts), -(-max(counts, default=0) // multiple) * multiple
         ends = torch.tensor(lengths, device="cpu").to(device, non_blocking=True)
@@ -90,7 +91,8 @@ _multiple = 64  # of padded lengths, so that there are fewer plans
 
 
 def padded_arguments(x: Arguments, options: Options) -> tuple[Arguments, PaddedRows, PaddedRows]:
-    """The arguments of the padded sequences of a call with packed ones, and the rows of queries and of keys. ValueError, as on the CPU, for lengths that do not fit, and for a batch."""
+    """The arguments of the padded sequences of a call with packed ones, and the rows of queries and of keys.
+    ValueError, as on the CPU, for lengths that do not fit, and for a batch."""
     if x.key_mask is not None and x.key_mask.dtype != torch.bool:
         raise ValueError(f"lengths: expected none for packed sequences, got {x.key_mask.numel()}")
     for name, array in (("queries", x.q), ("keys", x.k), ("values", x.v)):

@@ -198,4 +198,10 @@ def calibrated_features(
             seed=seed,
             target_error=target_error,
         ).features
-    return lambda name, _: maps[name]
+
+    def features_of_module(name: str, _: int) -> Features:
+        if name not in maps:
+            raise ValueError(f"features: expected a self-attention of the calibrated model, got {name!r}")
+        return maps[name]
+
+    return features_of_module
