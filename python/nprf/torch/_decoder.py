@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from .._decoder import Decoder
-from ..positions import T5, Alibi, Position, RelativePosition
+from ..positions import Position
 from ._gpu_decoder import GpuDecoder
+from ._options import position_with
 
 if TYPE_CHECKING:
     from ._module import Attention
@@ -24,17 +25,12 @@ def _numpy(x: Tensor) -> Any:
 
 
 def _position_of(layer: Attention) -> Optional[Position]:
-    kind, *sizes = layer._position.split(":")
-    if kind == "alibi":
-        return Alibi(_numpy(layer.position_slopes))
-    if layer.position_bias is None:
+    if layer._position.startswith("grid"):
+        raise ValueError(f"layer: expected a position by the distance of tokens, got {layer._position!r}")
+    if not layer._has_position():
         return None
-    bias = _numpy(layer.position_bias)
-    if kind == "t5":
-        return T5(bias, int(sizes[0]))
-    if kind == "table":
-        return RelativePosition(bias)
-    raise ValueError(f"layer: expected a position by the distance of tokens, got {layer._position!r}")
+    parameters = layer.position_slopes if layer.position_bias is None else layer.position_bias
+    return position_with(layer._position, _numpy(parameters))
 
 
 def _is_on_gpu(layer: Attention) -> bool:

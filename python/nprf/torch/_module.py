@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .. import positions
 from .._attention import Attention as NumpyAttention
 from .._normalization import Normalization, radius_of
 from ..features import (
@@ -29,7 +28,7 @@ from ._decoder import LayerDecoder
 from ._functional import ReportGradients, attention
 from ._integers import Integers
 from ._masks import check_causal
-from ._options import position_name
+from ._options import position_name, position_with
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -226,15 +225,7 @@ class Attention(nn.Module):
 
     def _check_options(self, no_position: bool, shape: tuple[int, ...]) -> None:
         """ValueError for options that no call could have."""
-        kind, *sizes = self._position.split(":")
-        zeros = np.zeros(shape, np.float32)
-        example: Optional[positions.Position] = None
-        if kind == "t5":
-            example = positions.T5(zeros, int(sizes[0]))
-        elif kind == "grid":
-            example = positions.Grid(int(sizes[0]), int(sizes[1]), zeros)
-        elif not no_position:
-            example = positions.Alibi(zeros) if kind == "alibi" else positions.RelativePosition(zeros)
+        example = None if no_position else position_with(self._position, np.zeros(shape, np.float32))
         engine = "automatic" if self.engine in ("fused", "cufft") else self.engine  # these are a GPU's
         NumpyAttention(self.features, example, self.causal, self.normalization, self.near, engine, self.sinks)
 

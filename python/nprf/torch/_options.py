@@ -12,6 +12,7 @@ from torch.utils.dlpack import to_dlpack
 from .._native import Native, float32, float64
 from .._value import index_of
 from ..features import Features, by_identity
+from ..positions import T5, Alibi, Grid, Position, RelativePosition
 
 
 class Arguments(NamedTuple):
@@ -51,6 +52,18 @@ def position_name(position: PositionKind) -> str:
     return ":".join([kind, *[str(index_of(each, "position")) for each in sizes]])
 
 
+def position_with(name: str, parameters: Any) -> Position:
+    """The position of this name (position_name), without extra tokens."""
+    kind, *numbers = name.split(":")
+    sizes = [int(each) for each in numbers]
+    if kind == "t5":
+        return T5(parameters, *sizes)
+    if kind == "grid":
+        height, width = sizes
+        return Grid(height, width, parameters)
+    return Alibi(parameters) if kind == "alibi" else RelativePosition(parameters)
+
+
 class Options(NamedTuple):
     """What a graph holds as one string."""
 
@@ -77,7 +90,7 @@ class Options(NamedTuple):
             raise RuntimeError("features: the feature map of this graph no longer exists")
         return features
 
-    def tokens(self, extra: Optional[Tensor]) -> int:
+    def grid_tokens(self, extra: Optional[Tensor]) -> int:
         """The tokens of a grid."""
         height, width = map(int, self.position.split(":")[1:])
         return height * width + (0 if extra is None else extra.shape[-2])

@@ -110,7 +110,7 @@ def padded_arguments(x: Arguments, options: Options) -> tuple[Arguments, PaddedR
     def rows_of(of: str, array: Tensor, which: int) -> PaddedRows:
         _check_cumulative(names[which], lengths[which], tokens_of(array, options))
         if is_grid:
-            _check_grid(of, lengths[which], options.tokens(x.extra))
+            _check_grid(of, lengths[which], options.grid_tokens(x.extra))
         return PaddedRows(lengths[which], 1 if is_grid else _multiple, options.tokens_first, x.q.device)
 
     last = len(lengths) - 1
