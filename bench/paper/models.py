@@ -40,6 +40,7 @@ FEATURES = {
     "orf": nprf.orf,
     "sphere": nprf.sphere_prf,
     "simplex": lambda d, m, seed: nprf.RandomFeatures("positive", d, m, "simplex", seed),
+    "sphere simplex": lambda d, m, seed: nprf.RandomFeatures("positive", d, m, "sphere_simplex", seed),
     "hyperbolic": nprf.hyperbolic,
     "trf": nprf.trf,
     "elu": lambda d, m, seed: nprf.elu(d),
