@@ -4,11 +4,13 @@
 import importlib.util
 import os
 import pathlib
+import pickle
 import subprocess
 import sys
 import types
 
 import nprf
+import numpy as np
 import pytest
 from nprf import _native
 
@@ -72,22 +74,60 @@ def test_the_module_of_a_level(monkeypatch, processor, variable, expected):
     assert _native._load() is modules["." + expected]
 
 
-def test_the_level_of_this_processor():
-    """An import in a new process, of what is installed."""
-
-    def imported(level):
-        command = [sys.executable, "-c", "import nprf; print(nprf.cpu_level())"]
-        return subprocess.run(command, env={**os.environ, "NPRF_CPU_LEVEL": level}, capture_output=True, text=True)
-
-    own = nprf.cpu_level()
-    if own == "generic":
-        pytest.skip("not an x86-64 processor")
-    assert imported(own).stdout.strip() == own
-    assert "ImportError: NPRF_CPU_LEVEL: expected v2, v3 or v4" in imported("v5").stderr
+def compiled_levels():
+    """Those of the installed package that this processor can run, from the lowest on; none if it is not x86-64."""
     folder = pathlib.Path(nprf._native.core.__file__).parent
-    lowest = min(path.name[len("_core_") :][:2] for path in folder.glob("_core_v*"))
-    lower = imported("v2")
-    if lowest == "v2":
-        assert lower.stdout.strip() == "v2"
-    else:
-        assert f"compiled for x86-64-{lowest} processors, and may run code of v2" in lower.stderr
+    levels = sorted(path.name[len("_core_") :][:2] for path in folder.glob("_core_v*"))
+    return [level for level in levels if level <= f"v{_native._cpu_level}"]
+
+
+def run(level, code):
+    """In a new process."""
+    environment = {**os.environ, "NPRF_CPU_LEVEL": level}
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
+
+
+def test_the_level_of_this_processor():
+    levels = compiled_levels()
+    if not levels:
+        pytest.skip("not an x86-64 processor")
+    code = "import nprf; print(nprf.cpu_level())"
+    for level in levels:
+        assert run(level, code).stdout.decode().strip() == level
+    assert b"ImportError: NPRF_CPU_LEVEL: expected v2, v3 or v4" in run("v5", code).stderr
+    if levels[0] != "v2":
+        assert f"compiled for x86-64-{levels[0]} processors, and may run code of v2" in run("v2", code).stderr.decode()
+
+
+def results():
+    """Outputs, gradients and a report of all scalars, with rows as if of one map in all levels."""
+    found = []
+    for dtype in ("float32", "float64"):
+        rng = np.random.default_rng(0)
+        q, k, v, dy = (rng.standard_normal((2, 300, 16)).astype(dtype) for _ in range(4))
+        features = nprf.ProjectedFeatures("positive", rng.standard_normal((24, 16)))
+        for position in (nprf.T5(rng.standard_normal((2, 32))), nprf.RelativePosition(rng.standard_normal((2, 599)))):
+            attention = nprf.Attention(features, position, near=8)
+            y, saved, report = attention.forward(q, k, v, report=True)
+            gradients = attention.backward(saved, dy)
+            found.append((report, [y, gradients.queries, gradients.keys, gradients.values, gradients.bias]))
+        decoder = nprf.Decoder(features, nprf.Alibi([0.1, 0.2]), near=8, dtype=dtype)
+        found.append((None, [decoder.prefill(*(x[None] for x in (q, k, v)))]))
+    return found
+
+
+@pytest.mark.parametrize("level", compiled_levels())
+def test_each_level_has_the_results_of_the_best_one(level):
+    """Up to roundings, in pickles that any level can read."""
+    path = [str(pathlib.Path(__file__).parent)]
+    code = f"import pickle, sys; sys.path += {path}; import test_levels; "
+    code += "sys.stdout.buffer.write(pickle.dumps(test_levels.results()))"
+    process = run(level, code)
+    assert process.returncode == 0, process.stderr.decode()
+    for (report, found), (own_report, own) in zip(pickle.loads(process.stdout), results()):
+        assert type(report) is type(own_report)
+        for x, expected in zip(found, own):
+            assert x.dtype == expected.dtype
+            # sums of 300 terms, and the condition of exponents and of quotients
+            bound = 1000 * np.finfo(x.dtype).eps * np.abs(expected).max()
+            assert np.abs(x - expected).max() <= bound
