@@ -113,10 +113,10 @@ Traffic global_traffic(const Addresses& addresses, Lanes lanes, std::size_t byte
 
 }  // namespace
 
-void Warp::count(const Instruction& x, const Addresses& addresses, Lanes lanes, std::size_t bytes) const {
-  if (!options().counts || x.is_of_kernel_parameters) return;
-  if (x.space == Space::shared) x.traffic += shared_traffic(addresses, lanes, bytes);
-  if (x.space == Space::global) x.traffic += global_traffic(addresses, lanes, bytes);
+void Warp::count(Traffic& sum, Space space, const Addresses& addresses, Lanes lanes, std::size_t bytes) const {
+  if (!options().counts) return;
+  if (space == Space::shared) sum += shared_traffic(addresses, lanes, bytes);
+  if (space == Space::global) sum += global_traffic(addresses, lanes, bytes);
 }
 
 }  // namespace nprf::ptx

@@ -12,7 +12,7 @@ namespace copy_operations {
 
 // Copies write at any time until they are waited for: both times are checked, and the memory has other bytes between.
 void start(Warp& warp, const Instruction& x, Lanes lanes) {
-  std::array<std::uint64_t, warp_size> addresses{};
+  std::array<std::uint64_t, warp_size> read{}, written{};
   Lanes reading = 0;
   for_lanes(lanes, [&](int lane) {
     Warp::Copy copy{&x, lane, warp.address(x, x.operands[1], lane), {}};
@@ -22,14 +22,16 @@ void start(Warp& warp, const Instruction& x, Lanes lanes) {
     if (bytes > 0) {
       std::memcpy(copy.bytes.data(), warp.memory(x, Space::global, from, copy.bytes.size(), lane, Warp::Kind::read),
                   bytes);
-      addresses[static_cast<std::size_t>(lane)] = from;
+      read[static_cast<std::size_t>(lane)] = from;
       reading |= lane_bit(lane);
     }
     std::memset(warp.memory(x, Space::shared, copy.to, copy.bytes.size(), lane, Warp::Kind::write), 0xff,
                 copy.bytes.size());
+    written[static_cast<std::size_t>(lane)] = copy.to;
     warp.copies().push_back(copy);
   });
-  warp.count(x, addresses, reading, 16);
+  warp.count(x.traffic, Space::global, read, reading, 16);
+  warp.count(x.written, Space::shared, written, lanes, 16);
 }
 
 void wait(Warp& warp, const Instruction&, Lanes lanes) {
@@ -46,7 +48,7 @@ void wait(Warp& warp, const Instruction&, Lanes lanes) {
 
 Execute select_copy(Instruction& x, const Opcode& opcode) {
   if (opcode.base() != "cp" || !opcode.has("async")) return nullptr;
-  x.space = Space::global;  // of what is counted
+  x.space = Space::global;  // which it reads
   if (opcode.has("wait_all")) return copy_operations::wait;
   return opcode.has("shared") && opcode.has("global") ? copy_operations::start : nullptr;
 }

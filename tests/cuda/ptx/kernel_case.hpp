@@ -31,7 +31,11 @@ struct KernelCase {
   struct Result {
     std::vector<std::string> findings;
     std::vector<std::uint32_t> words;
-    std::vector<std::pair<std::string, ptx::Traffic>> traffic;  // of each instruction, with its text
+    struct Instruction {
+      std::string text;
+      ptx::Traffic traffic, written;
+    };
+    std::vector<Instruction> instructions;
 
     float as_float(std::size_t k) const { return std::bit_cast<float>(words.at(k)); }
   };
@@ -75,21 +79,23 @@ struct KernelCase {
          machine.run({module, kernel, {blocks, 1, 1}, {threads, 1, 1}, shared, parameters.data(), is_early}))
       result.findings.push_back(x.text());
     result.words = array;
-    for (const ptx::Instruction& x : kernel.code) result.traffic.emplace_back(std::string(x.text), x.traffic);
+    for (const ptx::Instruction& x : kernel.code)
+      result.instructions.push_back({std::string(x.text), x.traffic, x.written});
     return result;
   }
 
-  /// The traffic of the only instruction that starts so.
-  ptx::Traffic traffic_of(std::string_view opcode) const {
+  /// The only instruction that starts so, with its traffic.
+  Result::Instruction counted(std::string_view opcode) const {
     KernelCase counting = *this;
     counting.options.counts = true;
-    ptx::Traffic found;
+    Result::Instruction found;
     int count = 0;
-    for (const auto& [text, traffic] : counting.run().traffic)
-      if (text.starts_with(opcode)) found = traffic, ++count;
+    for (const Result::Instruction& x : counting.run().instructions)
+      if (x.text.starts_with(opcode)) found = x, ++count;
     REQUIRE(count == 1);
     return found;
   }
+  ptx::Traffic traffic_of(std::string_view opcode) const { return counted(opcode).traffic; }
 };
 
 inline void check_clean(const KernelCase& x) {

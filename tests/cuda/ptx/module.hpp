@@ -122,6 +122,7 @@ struct Instruction {
   int file = 0, line = 0;              // of the CUDA source, if the compiler noted it
   mutable std::uint64_t executed = 0;  // by warps
   mutable Traffic traffic = {};
+  mutable Traffic written = {};  // to shared memory by a copy, whose traffic is what it reads from global memory
 };
 
 /// A special register that differs by lane or by block, and where its values are kept.

@@ -166,12 +166,17 @@ cudaError_t copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind k
 }
 
 void add(KernelTraffic& sum, const Instruction& x) {
+  const auto add_to = [](KernelTraffic::Taken& taken, const Traffic& traffic) {
+    taken.moved += traffic.moved;
+    taken.least += traffic.least;
+  };
   sum.instructions += x.executed;
-  const bool is_store = x.destinations == 0;
-  KernelTraffic::Taken& taken = x.space == Space::shared ? (is_store ? sum.shared_stores : sum.shared_loads)
-                                                         : (is_store ? sum.global_stores : sum.global_loads);
-  taken.moved += x.traffic.moved;
-  taken.least += x.traffic.least;
+  const bool is_copy = x.written.accesses > 0, is_store = x.destinations == 0 && !is_copy;
+  if (x.space == Space::shared)
+    add_to(is_store ? sum.shared_stores : sum.shared_loads, x.traffic);
+  else
+    add_to(is_store ? sum.global_stores : sum.global_loads, x.traffic);
+  add_to(sum.shared_stores, x.written);
 }
 
 }  // namespace
@@ -185,7 +190,7 @@ KernelTraffic traffic_of(std::string_view kernel, const std::function<void()>& r
           if (function->name.find(kernel) != std::string::npos)
             for (const Instruction& x : function->code) f(x);
   };
-  for_code([](const Instruction& x) { x.traffic = {}, x.executed = 0; });
+  for_code([](const Instruction& x) { x.traffic = x.written = {}, x.executed = 0; });
   runtime.machine.options.counts = true;
   run();
   runtime.machine.options.counts = false;

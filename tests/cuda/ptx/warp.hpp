@@ -93,9 +93,13 @@ class Warp {
   std::byte* memory(const Instruction& x, std::uint64_t address, std::size_t bytes, int lane, Kind kind) {
     return memory(x, x.is_of_kernel_parameters ? Space::parameter : x.space, address, bytes, lane, kind);
   }
-  /// Adds an access of these lanes to the instruction's traffic, if that is counted.
-  void count(const Instruction& x, const std::array<std::uint64_t, warp_size>& addresses, Lanes lanes,
+  /// Adds an access of these lanes to the traffic, if that is counted.
+  void count(Traffic& sum, Space space, const std::array<std::uint64_t, warp_size>& addresses, Lanes lanes,
              std::size_t bytes) const;
+  void count(const Instruction& x, const std::array<std::uint64_t, warp_size>& addresses, Lanes lanes,
+             std::size_t bytes) const {
+    if (!x.is_of_kernel_parameters) count(x.traffic, x.space, addresses, lanes, bytes);
+  }
 
   /// 16 bytes that a lane copies to shared memory, until it waits for them.
   struct Copy {

@@ -1,29 +1,14 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <type_traits>
-#include <utility>
+#include <memory>
 
-#include "nprf/cuda/attention/checked_product.cuh"
-#include "nprf/cuda/attention/normalize.cuh"
-#include "nprf/cuda/attention/recompute_log_domain.cuh"
 #include "nprf/cuda/device/call_counters.cuh"
 #include "nprf/cuda/device/device_matrix.hpp"
-#include "nprf/cuda/device/kernel_loading.hpp"
-#include "nprf/cuda/device/runtime.hpp"
-#include "nprf/cuda/device/scratch.hpp"
-#include "nprf/cuda/feature_map/forward.cuh"
-#include "nprf/cuda/plan/backward.cuh"
-#include "nprf/cuda/plan/cost_model.cuh"
-#include "nprf/cuda/plan/device_model.cuh"
-#include "nprf/cuda/plan/exact_pairs.cuh"
+#include "nprf/cuda/device/storage.cuh"
+#include "nprf/cuda/model.hpp"
 #include "nprf/cuda/plan/options.cuh"
-#include "nprf/cuda/position/present_keys.cuh"
-#include "nprf/cuda/toeplitz/product.cuh"
 
 namespace nprf::cuda {
 
@@ -65,14 +50,17 @@ class AttentionPlan {
   /// memory pool where options.stream_ordered needs one, or if the kernels were compiled with -use_fast_math.
   AttentionPlan(AttentionModel model, const PlanShape& shape, const PlanOptions& options = {},
                 cudaStream_t stream = nullptr);
+  AttentionPlan(AttentionPlan&& other) noexcept;
+  AttentionPlan& operator=(AttentionPlan&& other) noexcept;
+  ~AttentionPlan();
 
   /// The model passed to the constructor. Later set_parameters() calls do not change it.
-  const AttentionModel& model() const { return m_model.model(); }
-  const PlanShape& shape() const { return m_model.shape(); }
-  Engine engine() const { return m_engine; }
+  const AttentionModel& model() const;
+  const PlanShape& shape() const;
+  Engine engine() const;
 
   /// Bytes of scratch memory that a call needs.
-  std::size_t workspace_bytes() const { return m_bytes; }
+  std::size_t workspace_bytes() const;
 
   /// Replaces the positions' parameters by [position, parameter] on the device, for example in a training step. The
   /// weights are recomputed in the stream; calls in other streams must not run at the same time. The engine stays the
@@ -101,258 +89,23 @@ class AttentionPlan {
 
   /// Statistics of the last forward call with this workspace, in device memory; of the last one without a workspace, if
   /// PlanOptions::stream_ordered. If such calls run at the same time they may be mixed: pass workspaces to read them.
-  const Counts* counts(const PlanCall& call = {}) const {
-    return allocates_workspace(call) ? static_cast<const Counts*>(m_counts.data())
-                                     : arrays_of(call).checks.counters.counts;
-  }
+  const Counts* counts(const PlanCall& call = {}) const;
   /// The same on the host, after all work of the stream. Waits for the stream. Throws BackendError if CUDA reports an
   /// error, for example one of that work.
-  Counts host_counts(const PlanCall& call = {}, cudaStream_t stream = nullptr) const {
-    m_device.check_current();
-    return copied_to_host(counts(call), stream);
-  }
+  Counts host_counts(const PlanCall& call = {}, cudaStream_t stream = nullptr) const;
 
  private:
-  // scratch memory of a call
-  struct Arrays {
-    std::byte *phi_q, *phi_k;  // in the layout of Product::operand_A() and operand_B()
-    int* max_log_scale;        // [z / feature_group]
-    int* rows;                 // [z, n_q]: rows to recompute
-    bool* present;             // [batch, n_k]: keys that are no padding, if a call has lengths
-    typename Product<S>::Arrays product;
-    typename CheckedProduct<S>::Arrays checks;
-    typename ExactPlan<S>::Arrays exact;
-    typename Backward<S>::Arrays backward;
-  };
+  class Implementation;  // attention_plan_definition.cuh
 
-  // the mask of the keys that are no padding; null: all keys
-  const bool* queue_mask(const PlanCall& call, const Arrays& arrays, cudaStream_t stream) const {
-    if (!call.lengths) return call.key_mask;
-    const int sequences = static_cast<int>(shape().batch);
-    queue_present_keys({call.key_mask, call.lengths, sequences, m_model.n_k(), arrays.present}, stream);
-    return arrays.present;
-  }
-
-  void queue(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y, const PlanCall& call,
-             const Arrays& arrays, cudaStream_t stream) const {
-    const Columns<S> U{m_model.shared_by_group(v), queue_mask(call, arrays, stream)};
-    m_product.with_feature_type([&]<class Feature>() { queue_forward<Feature>(q, k, U, y, arrays, stream); });
-  }
-
-  // loads the kernels of all calls, so that the first one can be captured in a graph
-  void load_kernels(cudaStream_t stream) const {
-    const KernelLoading loading;
-    const std::uintptr_t nowhere = Scratch::alignment;  // an address of memory that is not accessed
-    Scratch scratch(reinterpret_cast<void*>(nowhere));
-    const Arrays arrays = take(scratch);
-    const auto [batch, heads, n_q, n_k, d_v, offset, heads_k] = sizes();
-    const std::ptrdiff_t d = m_model.d();
-    S* const array = reinterpret_cast<S*>(nowhere);
-    const DeviceMatrixView<S> of_q(array, batch, heads, n_q, d), of_k(array, batch, heads_k, n_k, d),
-        of_v(array, batch, heads_k, n_k, d_v), of_y(array, batch, heads, n_q, d_v);
-    const PlanCall with_lengths{.lengths = reinterpret_cast<const int*>(nowhere)};
-    for (S* const at : {array, array + 1})  // rows that are aligned to 16 bytes, or not
-      queue(of_q, of_k, of_v, {at, batch, heads, n_q, d_v}, with_lengths, arrays, stream);
-    if (!m_backward) return;
-    const PlanGradients<S> gradients{of_q, of_k, of_v, reinterpret_cast<float*>(nowhere)};
-    m_backward->queue(parts(), {of_q, of_k, of_v, of_y, nullptr}, gradients, arrays.backward, stream);
-  }
-
-  // queues the features, the product with its recomputed rows, y = N / D, and the rows that are recomputed in the log
-  // domain
-  template <class Feature>
-  void queue_forward(const View& q, const View& k, const Columns<S>& U, const DeviceMatrixView<S>& y,
-                     const Arrays& arrays, cudaStream_t stream) const {
-    const int n_q = m_model.n_q(), n_k = m_model.n_k(), z = m_model.z();
-    Feature *phi_q = reinterpret_cast<Feature*>(arrays.phi_q), *phi_k = reinterpret_cast<Feature*>(arrays.phi_k);
-    const Counters& counters = arrays.checks.counters;
-    counters.queue_clear(z, stream);
-    FeatureTask<S, Feature> queries = m_model.features<S>(q, true, U.mask, nullptr, phi_q, m_product.stride(n_q)),
-                            keys = m_model.features<S>(k, false, U.mask, arrays.max_log_scale, phi_k,
-                                                       m_product.stride(n_k));
-    queries.log_factors = arrays.exact.log_factors;
-    if (m_exact) m_exact->queue_sinks(m_model, U.mask, arrays.exact, stream);
-    keys.sinks = arrays.exact.sinks;
-    queue_features(queries, keys, z, stream);
-    CheckedSums sums{arrays.product.sums};
-    if (m_exact)
-      sums = m_exact->template queue<Feature>(
-          m_model, {q, k, queries, keys, U, m_product, arrays.product, m_checked_product, arrays.checks}, arrays.exact,
-          stream);
-    else if constexpr (std::is_same_v<Feature, float>)
-      sums = m_checked_product.queue(m_product, phi_q, phi_k, U, arrays.product, arrays.checks, stream);
-    else
-      m_product.queue(phi_q, phi_k, U, arrays.product, stream);
-    const RowList log_domain_rows{m_model.has_log_domain() ? arrays.rows : nullptr, counters.log_domain_rows, n_q};
-    queue_normalize(
-        NormalizeTask<S>{sums, m_model.positive(), y, log_domain_rows, m_model.attention_mask(U.mask), counters.counts},
-        stream);
-    if (log_domain_rows.rows)
-      queue_log_domain(
-          LogDomainTask<S>{m_model.features<S, float>(q, true, nullptr, nullptr, nullptr, 0),
-                           m_model.features<S, float>(k, false, U.mask, nullptr, nullptr, 0), U, m_model.bias(),
-                           m_model.weights().last_attended, log_domain_rows, y, counters.counts},
-          z, 2 * m_device.multiprocessors, stream);
-  }
-
-  // the shape, with the number of heads of keys where it is 0
-  PlanShape sizes() const {
-    PlanShape all = shape();
-    all.heads_k = all.heads / all.group();
-    return all;
-  }
-
-  void check_inputs(const View& q, const View& k, const View& v) const {
-    const auto [batch, heads, n_q, n_k, d_v, offset, heads_k] = sizes();
-    check_matrix(q, "q", batch, heads, n_q, m_model.d());
-    check_matrix(k, "k", batch, heads_k, n_k, m_model.d());
-    check_matrix(v, "v", batch, heads_k, n_k, d_v);
-  }
-
-  // recomputes everything that depends on the weights of lags
-  void queue_weights(cudaStream_t stream) const {
-    m_product.queue_spectrum(stream);
-    m_checked_product.queue_weights(m_model.bias(), stream);
-    if (m_exact) m_exact->queue_weights(stream);
-    if (m_backward) m_backward->queue_weights(stream);
-  }
-
-  ForwardParts<S> parts() const { return {m_model, m_product, m_checked_product, m_exact ? &*m_exact : nullptr}; }
-
-  Arrays take(Scratch& scratch) const {
-    Arrays arrays{};
-    const int z = m_model.z();
-    const Counters counters = Counters::take(scratch, z);
-    arrays.present = scratch.take<bool>(shape().batch, m_model.n_k());
-    const auto forward = [&](Scratch& area) {
-      arrays.phi_q = m_product.take_A(area);
-      arrays.phi_k = m_product.take_B(area);
-      arrays.max_log_scale = area.take<int>(m_model.needs_log_scales() ? z / m_model.feature_group() : 0);
-      arrays.rows = area.take<int>(z, m_model.n_q());
-      arrays.product = m_product.take(area);
-      bool* recomputed = area.take<bool>(z, m_model.n_q());
-      arrays.checks = m_checked_product.take(area, recomputed, arrays.rows, counters);
-      if (m_exact) arrays.exact = m_exact->take(m_model, area);
-    };
-    const auto backward = [&](Scratch& area) {
-      if (m_backward) arrays.backward = m_backward->take(parts(), area);
-    };
-    scratch.overlap(forward, backward);
-    return arrays;
-  }
-
-  // whether a call allocates its workspace
-  bool allocates_workspace(const PlanCall& call) const { return m_counts.data() && !call.workspace; }
-
-  // use(arrays), with the workspace of a call, which is freed afterwards if the call allocates it
-  template <class Use>
-  void with_workspace(const PlanCall& call, cudaStream_t stream, Use&& use) const {
-    if (!allocates_workspace(call)) return use(arrays_of(call));
-    const StreamMemory memory(m_bytes, stream);
-    const Arrays arrays = arrays_of({.workspace = memory.data()});
-    use(arrays);
-  }
-
-  Arrays arrays_of(const PlanCall& call) const {
-    void* memory = call.workspace ? call.workspace : m_workspace.data();
-    require(memory != nullptr,
-            "workspace: expected memory from the call, since the plan owns none, got a null pointer");
-    require(reinterpret_cast<std::uintptr_t>(memory) % Scratch::alignment == 0,
-            "workspace: expected memory aligned to ", Scratch::alignment, " bytes, got an address that is not");
-    Scratch scratch(memory);
-    return take(scratch);
-  }
-
-  Device m_device;
-  DeviceModel m_model;
-  Engine m_engine;
-  Product<S> m_product;
-  CheckedProduct<S> m_checked_product;
-  std::optional<ExactPlan<S>> m_exact;
-  std::optional<Backward<S>> m_backward;
-  DeviceMemory m_workspace;
-  DeviceMemory m_counts;  // Counts, if calls allocate their workspace; else none
-  std::size_t m_bytes = 0;
+  std::unique_ptr<Implementation> m_implementation;
 };
 
-template <Storage S>
-AttentionPlan<S>::AttentionPlan(AttentionModel model, const PlanShape& shape, const PlanOptions& options,
-                                cudaStream_t stream)
-    : m_device(Device::current()),
-      m_model(std::move(model), shape, options.gradients, stream),
-      m_engine(options.engine == Engine::automatic ? cheapest<S>(m_device, m_model, options.gradients,
-                                                                 options.tolerance, options.gradients_on_tensor_cores)
-                                                   : options.engine),
-      m_product(m_device, m_engine, m_model.product_shape(), m_model.toeplitz(), options.slab_bytes,
-                feature_type_of<S>(m_device, m_model, m_engine)),
-      m_checked_product(m_device, m_product.shape(), m_product.weights(), m_product.length(), m_model.positive(),
-                        options.tolerance) {
-  require(options.tolerance >= 0, "tolerance: expected 0 or more, got ", options.tolerance);
-  if (options.stream_ordered && !m_device.has_memory_pools)
-    throw BackendError("stream_ordered: expected a device with memory pools (cudaMallocAsync), got one without");
-  const int tiles = m_model.is_centred() ? 2 : 1;
-  const std::size_t shared = m_model.has_log_domain() ? LogDomainShape::shared(m_model.d_padded(), tiles, m_model.m())
-                                                      : FeatureShape::shared(m_model.d_padded(), tiles);
-  const std::size_t of_features = FeatureTile::shared(m_model.d_padded(), tiles, m_product.on_tensor_cores());
-  require(std::max(shared, of_features) <= m_device.shared_bytes,
-          "input_dim and num_features: expected sizes that fit in ", m_device.shared_bytes,
-          " bytes of shared memory, got ", m_model.d(), " and ", m_model.m());
-  if constexpr (MmaFactor<S>)
-    if (m_product.on_tensor_cores()) m_model.template split_projections<S>(m_device, stream);
-  if (m_model.has_exact_rows()) m_exact.emplace(m_device, m_model, m_product, options.slab_bytes);
-  if (options.gradients)
-    m_backward.emplace(m_device, m_model, m_product, options.slab_bytes, options.gradients_on_tensor_cores);
-  queue_weights(stream);
-  check(cudaStreamSynchronize(stream), "transforming the weights");
-  Scratch count;
-  take(count);
-  m_bytes = count.bytes();
-  if (options.stream_ordered) {
-    m_counts = DeviceMemory(sizeof(Counts));
-    queue_fill("clearing counts", m_counts.data(), 0, sizeof(Counts), stream);
-  } else if (options.owns_workspace)
-    m_workspace = DeviceMemory(m_bytes);
-  load_kernels(stream);
-}
-
-template <Storage S>
-void AttentionPlan<S>::set_parameters(const float* parameters, cudaStream_t stream) {
-  m_device.check_current();
-  m_model.queue_parameters(parameters, stream);
-  queue_weights(stream);
-}
-
-template <Storage S>
-void AttentionPlan<S>::forward(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y,
-                               const PlanCall& call, cudaStream_t stream) const {
-  m_device.check_current();
-  const auto [batch, heads, n_q, n_k, d_v, offset, heads_k] = sizes();
-  check_inputs(q, k, v);
-  check_output(y, "y", batch, heads, n_q, d_v);
-  with_workspace(call, stream, [&](const Arrays& arrays) {
-    queue(q, k, v, y, call, arrays, stream);
-    if (allocates_workspace(call))
-      check(cudaMemcpyAsync(m_counts.data(), arrays.checks.counters.counts, sizeof(Counts), cudaMemcpyDeviceToDevice,
-                            stream),
-            "copying counts");
-  });
-}
-
-template <Storage S>
-void AttentionPlan<S>::backward(const View& q, const View& k, const View& v, const View& dy,
-                                const PlanGradients<S>& gradients, const PlanCall& call, cudaStream_t stream) const {
-  m_device.check_current();
-  require(m_backward.has_value(), "gradients: expected a plan with PlanOptions::gradients, got one without");
-  const auto [batch, heads, n_q, n_k, d_v, offset, heads_k] = sizes();
-  check_inputs(q, k, v);
-  check_matrix(dy, "dy", batch, heads, n_q, d_v);
-  check_output(gradients.dq, "dq", batch, heads, n_q, m_model.d());
-  check_output(gradients.dk, "dk", batch, heads_k, n_k, m_model.d());
-  check_output(gradients.dv, "dv", batch, heads_k, n_k, d_v);
-  with_workspace(call, stream, [&](const Arrays& arrays) {
-    const bool* mask = queue_mask(call, arrays, stream);
-    m_backward->queue(parts(), {q, k, v, dy, mask}, gradients, arrays.backward, stream);
-  });
-}
-
 }  // namespace nprf::cuda
+
+#if NPRF_CUDA_EXTERN_INSTANCES  // instances.cuh
+extern template class nprf::cuda::AttentionPlan<float>;
+extern template class nprf::cuda::AttentionPlan<__half>;
+extern template class nprf::cuda::AttentionPlan<__nv_bfloat16>;
+#else
+#include "nprf/cuda/plan/attention_plan_definition.cuh"
+#endif

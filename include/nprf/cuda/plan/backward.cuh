@@ -43,13 +43,6 @@ struct ForwardParts {
   const ExactPlan<S>* exact;  // null: none
 };
 
-/// The outputs of AttentionPlan::backward.
-template <Storage S>
-struct PlanGradients {
-  DeviceMatrixView<S> dq, dk, dv;  // of the shapes of q, k and v, of which a group of queries may share the latter
-  float* parameters = nullptr;  // [position, parameter], summed over batch and heads of a position; null: not computed
-};
-
 /// The gradients of y = N / D, where [N D] = Y = ((A B^T) o C) U and U = [V 1], from G = dL/dY. They are three more
 /// products with the same weights, by the same engine (GradientProducts), and the gradients of the lags. The backward
 /// pass takes about four times the time of the forward pass, which it repeats. With

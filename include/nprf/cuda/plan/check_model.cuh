@@ -11,20 +11,10 @@
 #include "nprf/core/error.hpp"
 #include "nprf/cuda/model.hpp"
 #include "nprf/cuda/plan/feature_constants.cuh"
+#include "nprf/cuda/plan/options.cuh"
 #include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
 
 namespace nprf::cuda {
-
-/// The sizes of a plan.
-struct PlanShape {
-  std::ptrdiff_t batch = 1, heads = 1, n_q = 0, n_k = 0, d_v = 0;
-  std::ptrdiff_t offset = 0;   // query i has position i + offset, key j has position j
-  std::ptrdiff_t heads_k = 0;  // of keys and values: heads / heads_k heads of queries next to each other share one
-                               // (grouped queries); 0: as many as of queries
-
-  /// How many heads of queries share a head of keys and values.
-  std::ptrdiff_t group() const { return heads_k > 0 ? heads / heads_k : 1; }
-};
 
 namespace detail {
 

@@ -4,9 +4,22 @@
 #include <cstddef>
 
 #include "nprf/core/row_quotient.hpp"
+#include "nprf/cuda/device/device_matrix.hpp"
+#include "nprf/cuda/device/storage.cuh"
 #include "nprf/cuda/toeplitz/engine.cuh"
 
 namespace nprf::cuda {
+
+/// The sizes of a plan.
+struct PlanShape {
+  std::ptrdiff_t batch = 1, heads = 1, n_q = 0, n_k = 0, d_v = 0;
+  std::ptrdiff_t offset = 0;   // query i has position i + offset, key j has position j
+  std::ptrdiff_t heads_k = 0;  // of keys and values: heads / heads_k heads of queries next to each other share one
+                               // (grouped queries); 0: as many as of queries
+
+  /// How many heads of queries share a head of keys and values.
+  std::ptrdiff_t group() const { return heads_k > 0 ? heads / heads_k : 1; }
+};
 
 /// Options of a plan.
 struct PlanOptions {
@@ -30,6 +43,13 @@ struct PlanCall {
                                    // null: none
   void* workspace = nullptr;       // on the device, workspace_bytes() long, aligned to 256 bytes; null: use the plan's,
                                    // or that of the stream
+};
+
+/// The outputs of AttentionPlan::backward.
+template <Storage S>
+struct PlanGradients {
+  DeviceMatrixView<S> dq, dk, dv;  // of the shapes of q, k and v, of which a group of queries may share the latter
+  float* parameters = nullptr;  // [position, parameter], summed over batch and heads of a position; null: not computed
 };
 
 }  // namespace nprf::cuda
