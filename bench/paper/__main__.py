@@ -53,7 +53,9 @@ def parser():
     made.add_argument("--missing", action="store_true", help="runs only what the committed page has no result of")
     made.add_argument("--jobs", type=int, help="runs at the same time; default: all cores, or one with a GPU")
     sizes = made.add_mutually_exclusive_group()
-    sizes.add_argument("--paper-size", action="store_true", help="the sizes of the paper, for a GPU: days, not minutes")
+    sizes.add_argument(
+        "--paper-size", action="store_true", help="the sizes of the paper, for a GPU: weeks, not minutes"
+    )
     sizes.add_argument("--tiny", action="store_true", help="sizes of the tests: seconds, results without meaning")
     made.add_argument(
         "--source", choices=data.SOURCES, help="where data come from; default: the folder, or the samples"
@@ -77,6 +79,9 @@ def main(arguments=None):
     size = "paper" if chosen.paper_size else "tiny" if chosen.tiny else "small"
     options = Options(size, chosen.source or data.best_source(), chosen.steps)
     is_default = size == "small" and chosen.steps is None and chosen.seeds is None
+    if writes and size == "small" and not is_default:
+        print("page: expected the miniature's steps and seeds, got others", file=sys.stderr)
+        return 2
     if chosen.missing and not is_default:
         print("--missing: expected the miniature's sizes, steps and seeds, got others", file=sys.stderr)
         return 2

@@ -164,6 +164,7 @@ class Attention(nn.Module):
             raise ValueError(f"kernel: expected softmax, {', '.join((*FEATURES, *RIVALS))}, got {kernel}")
         self.normalization = nprf.Normalization(mechanism.radius)
         self.logs_norms, self.largest_norm = False, 0.0
+        self.reports = None  # a list gets the nprf.Report of each call
 
     def project(self, x, memory):
         """Queries, keys and values [batch, tokens, heads, d]."""
@@ -188,10 +189,15 @@ class Attention(nn.Module):
         parameters = {}
         if self.bias is not None:
             parameters = {"bias": self.bias.weight, "position": self.bias.of_nprf, "extra": self.bias.extra}
-        return nprf.torch.attention(
+        y = nprf.torch.attention(
             q, k, v, features=self.features, causal=self.causal, near=self.mechanism.near,
-            normalization=self.normalization, key_padding_mask=padding, layout="tokens_first", **parameters,
+            normalization=self.normalization, key_padding_mask=padding, layout="tokens_first",
+            report=self.reports is not None, **parameters,
         )  # fmt: skip
+        if self.reports is not None:
+            y, report = y
+            self.reports.append(report)
+        return y
 
     def _softmax(self, q, k, v, padding):
         q, k, v = (each.transpose(1, 2) for each in (q, k, v))

@@ -20,13 +20,13 @@ def seen(experiment, results):
 def section(experiment, results):
     """The part of the page about one experiment."""
     expected = markdown(
-        ["what the paper shows", "here"],
+        ["what is expected", "here"],
         [[text, "seen" if holds else "**not seen**"] for text, holds in seen(experiment, results)],
     )
     seeds = len({seed for _, seed, _ in results.entries})
     over = f"{seeds} seeds, ± standard deviation" if seeds > 1 else "one seed"
     used = sorted({result["data"] for _, _, result in results.entries if "data" in result})
-    minutes = f"{results.seconds() / 60:.1f} minutes of runs"
+    minutes = f"{results.seconds() / 60:.1f} minutes, summed over runs"
     machines = sorted(set(results.values("machine")))
     about = [f"`python -m paper {experiment.name}`: {len(results.entries)} runs, {over}", minutes, *used, *machines]
     parts = [f"## {experiment.title}", experiment.claim, markdown(*experiment.table(results)), expected]
@@ -74,7 +74,8 @@ def write(experiments, found, size, path):
     head = [
         "# Results of the experiments",
         "Written by `python -m paper all` (see [README](README.md)). *Seen* and *not seen* are computed from the numbers of "
-        "the table: a difference counts if it exceeds its standard error over seeds.",
+        "the table: *better* and *worse* by more than the standard error of the difference over seeds, others by the margin "
+        "that the line states. The paper shows what is expected, unless the line says that it does not.",
         f"Sizes: {sizes[size]}. The machine of an experiment stands beside its command.",
     ]
     body = [parts[experiment.title] for experiment in experiments if experiment.title in parts]

@@ -64,7 +64,8 @@ class Expectation(NamedTuple):
 
 
 def below(name, lower, upper):
-    """Whether the variant `lower` has a smaller mean than `upper`, by more than the standard error of the difference."""
+    """Whether the variant `lower` has a smaller mean than `upper`, by more than the standard error of the difference: for
+    accuracies `lower` is the one that is expected to be worse."""
 
     def holds(results):
         a, b = (results.mean(name, variant=each) for each in (lower, upper))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Runs of an experiment: one for each setting and seed, each in a process of its own, each result kept as a JSON file.
+"""Runs of an experiment: one for each setting and seed, in worker processes, each result kept as a JSON file.
 
 A result is found again by the hash of all that it depends on, so that an interrupted experiment goes on where it was, and
 a changed setting runs anew. REVISION is counted up when code changes what results mean. The results of the committed page

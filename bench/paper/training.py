@@ -64,7 +64,7 @@ def train(model, loss_of, *, steps, rate, seed, progress, clip=1.0, decay=True, 
         each.logs_norms = log_norms
     first, losses, recent, seconds = 0, [], [], 0.0
     if checkpoint is not None and checkpoint.exists():
-        first, losses, seconds = _resume(checkpoint, model, optimizer, generator)
+        first, losses, seconds = _resume(checkpoint, model, optimizer, generator, attentions)
     model.train()
     every, saved = max(1, steps // 60), time.monotonic()
     clock = time.monotonic if device() == "cuda" else time.process_time
@@ -87,7 +87,7 @@ def train(model, loss_of, *, steps, rate, seed, progress, clip=1.0, decay=True, 
                 break
             now = time.monotonic()
             if checkpoint is not None and now - (begin if done == steps else saved) > 600:
-                _save(checkpoint, done, losses, clock() - start, model, optimizer, generator)
+                _save(checkpoint, done, losses, clock() - start, model, optimizer, generator, attentions)
                 saved = now
     ms = 1000 * (clock() - start) / losses[-1][0]
     model.eval()
@@ -103,20 +103,23 @@ def train_run(run, model, loss_of, progress, **options):
     )  # fmt: skip
 
 
-def _save(checkpoint, step, losses, seconds, model, optimizer, generator):
+def _save(checkpoint, step, losses, seconds, model, optimizer, generator, attentions):
     state = {
         "step": step, "losses": losses, "seconds": seconds, "model": model.state_dict(),
         "optimizer": optimizer.state_dict(), "generator": generator.get_state(), "torch": torch.get_rng_state(),
+        "norms": [each.largest_norm for each in attentions],
     }  # fmt: skip
     partial = checkpoint.with_suffix(".partial")
     torch.save(state, partial)
     partial.replace(checkpoint)
 
 
-def _resume(checkpoint, model, optimizer, generator):
+def _resume(checkpoint, model, optimizer, generator, attentions):
     state = torch.load(checkpoint, weights_only=True)
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     generator.set_state(state["generator"])
     torch.set_rng_state(state["torch"])
+    for each, norm in zip(attentions, state["norms"]):
+        each.largest_norm = norm
     return state["step"], [tuple(each) for each in state["losses"]], state["seconds"]

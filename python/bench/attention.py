@@ -119,6 +119,18 @@ def performer(case):
     return case.performer(*case.arrays)
 
 
+def fast_transformers(case):
+    """elu features, without a bias, of pytorch-fast-transformers, whose random features need an older PyTorch."""
+    from fast_transformers.attention import LinearAttention
+    from fast_transformers.masking import FullMask, LengthMask
+
+    if not hasattr(case, "fast"):
+        case.fast = LinearAttention(case.d)
+        lengths = LengthMask(torch.full((case.size[0],), case.n))
+        case.masks = FullMask(case.n), lengths, lengths
+    return case.fast(*(x.transpose(1, 2) for x in case.arrays), *case.masks).transpose(1, 2)
+
+
 rivals = {
     "nprf": of_map("features", 0),
     "nprf, near": of_map("features", NEAR),
@@ -128,6 +140,7 @@ rivals = {
     "torch.fft": transforms,
     "flex_attention": flex,
     "performer-pytorch": performer,
+    "fast-transformers": fast_transformers,
 }
 
 

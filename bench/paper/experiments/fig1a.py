@@ -143,12 +143,18 @@ def slope(points):
     return math.log(last[1] / first[1]) / math.log(last[0] / first[0]) if last[0] > first[0] else math.nan
 
 
+def number(x, digits):
+    """So many significant digits, without an exponent."""
+    places = digits - 1 - math.floor(math.log10(x)) if x > 0 else 0
+    return f"{round(x, places):,.{max(0, places)}f}"
+
+
 def table(results):
     lengths = results.entries[0][0]["lengths"]
     rows = []
     for name in results.settings("contender"):
         points = {n: (mean, deviation) for n, mean, deviation in means(results, name)}
-        cells = [f"{points[n][0]:.3g} ± {points[n][1]:.1g}" if n in points else "" for n in lengths]
+        cells = [f"{number(points[n][0], 3)} ± {number(points[n][1], 1)}" if n in points else "" for n in lengths]
         rows.append([name, *cells, f"{slope(means(results, name)):.2f}"])
     return ["milliseconds", *(f"n = {n:,}" for n in lengths), "slope"], rows
 

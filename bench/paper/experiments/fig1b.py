@@ -50,13 +50,17 @@ def maps_of(settings, seed):
 
 
 def measure(run, progress):
-    """errors: for each draw of query, keys and random vectors, the L1 distance of the attention row to that of softmax, for
-    each map; None for a row that nprf recomputed by softmax itself, since the terms of a Taylor map cancelled. counts: the
-    features of each map."""
+    """errors: for each draw of query, keys and random vectors, the L1 distance of the attention row to that of softmax,
+    for each map; None for a row that nprf recomputed by softmax itself, which it does with Taylor maps and near fields
+    if terms cancel. counts: the features of each map. near_weights, exact_near_weights: for each draw, the sum of the
+    weights of the near field's keys, with the last map and with softmax."""
     s = run.settings
     rng = np.random.default_rng([run.seed, int(10 * s["radius"])])
     n, radius = s["tokens"], s["radius"]
     errors, counts = [], [each.output_dim for each in maps_of(s, 0)]
+    query = n // 2
+    near_keys = slice(query - s["near"] + 1, query + s["near"])
+    near_weights, exact_near_weights = [], []
     for draw in range(s["draws"]):
         q, k = on_sphere(1, radius, rng), on_sphere(n, radius, rng)
         exact = np.exp(q @ k.T - (q @ k.T).max())
@@ -65,12 +69,19 @@ def measure(run, progress):
         for features in maps_of(s, 1000 * run.seed + draw):
             attention = nprf.Attention(features, normalization=nprf.Normalization.unit(radius), near=s["near"])
             # with V = I the output is the row of weights
-            found, report = attention(q, k, np.eye(n), offset=n // 2, report=True)
-            exactly = s["kernel"] == "taylor" and report.repaired_rows > 0
+            found, report = attention(q, k, np.eye(n), offset=query, report=True)
+            exactly = report.repaired_rows > 0 and (s["kernel"] == "taylor" or s["near"] > 0)
             row.append(None if exactly else float(np.abs(found - exact).sum()))
         errors.append(row)
+        near_weights.append(float(found[0, near_keys].sum()))
+        exact_near_weights.append(float(exact[0, near_keys].sum()))
         progress(draw + 1, s["draws"])
-    return {"errors": errors, "counts": counts}
+    return {
+        "errors": errors,
+        "counts": counts,
+        "near_weights": near_weights,
+        "exact_near_weights": exact_near_weights,
+    }
 
 
 def curve(results, name, radius):
@@ -80,7 +91,7 @@ def curve(results, name, radius):
     points = []
     for count, column in zip(found[0][2]["counts"], errors.T):
         kept = column[~np.isnan(column)]
-        mean, deviation = (kept.mean(), kept.std()) if len(kept) else (math.nan, math.nan)
+        mean, deviation = (kept.mean(), kept.std(ddof=1)) if len(kept) > 1 else (math.nan, math.nan)
         points.append((count, mean, deviation / math.sqrt(max(1, len(kept))), 1 - len(kept) / len(column)))
     return points
 
@@ -93,8 +104,11 @@ def table(results):
             for count, mean, error, recomputed in curve(results, name, radius):
                 cell = f"{count}: {mean:.3f} ± {error:.3f}" if recomputed < 1 else f"{count}: none"
                 cells.append(cell + (f" ({100 * recomputed:.0f} % recomputed)" if recomputed > 0 else ""))
-            rows.append([name, f"{radius:g}", "; ".join(cells)])
-    return ["map", "R", "features: L1 error ± standard error"], rows
+            some = results.of(map=name, radius=radius)
+            weights = [np.mean(some.values(each)) for each in ("near_weights", "exact_near_weights")]
+            near = "{:.2f} ({:.2f})".format(*weights) if some.settings("near")[0] > 0 else ""
+            rows.append([name, f"{radius:g}", "; ".join(cells), near])
+    return ["map", "R", "features: L1 error ± standard error", "weight of the near field's keys (exact)"], rows
 
 
 def draw(results, figure):
@@ -140,8 +154,10 @@ EXPERIMENT = Experiment(
         ),
     ),
     notes="d = 64, one query and 1024 keys, uniform on the sphere of radius R; the error is the sum of the absolute "
-    "differences of the row's weights to softmax, at most 2 for positive maps. A near field here holds 63 of the 1024 keys, "
-    "which are drawn without regard to positions, so that it helps little; it helps where weights fall with distance. "
-    "Rows that nprf recomputed by exact softmax, since the terms of a Taylor map cancelled, are counted and left out.",
+    "differences of the row's weights to softmax, at most 2 for positive maps. A near field here holds 63 of the 1024 "
+    "keys, which are drawn without regard to positions: it changes little, and at R = 4 it makes random features worse: "
+    "the estimates of the other weights are mostly far too small, and the exact ones beside them get most of the row's "
+    "weight (last column, with the most features). It helps where weights fall with distance. Rows that nprf recomputed "
+    "by exact softmax, since terms cancelled, are counted and left out.",
     seeds=3,
 )

@@ -93,9 +93,9 @@ EXPERIMENT = Experiment(
             lambda results: sum(total(results, name) for name in VARIANTS if name.endswith("norm 1")) == 0,
         ),
     ),
-    notes="Each cell: how many runs diverged; the largest |q| |k| / sqrt(d) before normalisation. A constant learning rate "
+    notes="Each cell: how many runs diverged; the largest |q| times the largest |k| / sqrt(d), before normalisation. A constant learning rate "
     "after the warm-up, no gradient clipping. Diverged: a loss that is not finite, or a last tenth that is half a nat above "
-    "the best. *Plain torch* computes exp(w.x - |x|^2 / 2) as it stands. *Scaled* divides features by the "
+    "the best. *Plain torch* computes exp(w.x - |x|^2 / 2) as it stands, with independent random vectors, nprf with orthogonal ones. *Scaled* divides features by the "
     "largest of their row, so that training goes on to longer queries and keys, until all weights of a row are 0. nprf "
     "scales features, too, and computes such rows with logarithms of the weights. *Logarithms* does so for all rows, in "
     "plain torch, at the highest rate and for two seeds.",

@@ -141,7 +141,7 @@ def measure(run, progress):
         return loss_on(model, batches[chosen], smoothing=0.1)
 
     made = training.train_run(run, model, loss_of, progress)
-    loss, bleu = math.inf, 0.0
+    loss, bleu = math.inf, -math.inf
     if not made.diverged:
         held_out = batches_of(encoded(pairs.valid[: s["test"]], codes), s["tokens"])
         with torch.no_grad():

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Table 4: classes of pictures."""
 
+import math
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -62,7 +64,7 @@ def measure(run, progress):
         found = torch.cat(
             [model(prepared(part)).argmax(1).cpu() for part in np.array_split(test_x, -(-len(test_x) // 500))]
         )
-    accuracy = 0.0 if made.diverged else 100 * (found == test_y).float().mean().item()
+    accuracy = -math.inf if made.diverged else 100 * (found == test_y).float().mean().item()
     return {
         "accuracy": accuracy, "losses": made.losses, "ms": made.ms, "diverged": made.diverged, "data": pictures.name
     }  # fmt: skip

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-#include "cuda/stand_in/plans.hpp"
+//
+// The plans of all tests.
+#include "nprf/cuda/instances.cuh"
 
-template class nprf::cuda::AttentionPlan<float>;
-template class nprf::cuda::AttentionPlan<__half>;
-template class nprf::cuda::AttentionPlan<__nv_bfloat16>;
-template class nprf::cuda::DecodePlan<float>;
+NPRF_CUDA_INSTANCES(float)
+NPRF_CUDA_INSTANCES(__half)
+NPRF_CUDA_INSTANCES(__nv_bfloat16)
