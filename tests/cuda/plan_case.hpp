@@ -9,6 +9,7 @@
 #include "cuda/device_array.hpp"
 #include "nprf/attention/attention.hpp"
 #include "nprf/cuda.hpp"
+#include "nprf/cuda/toeplitz/engines.cuh"
 #include "support/random.hpp"
 
 namespace nprf::test {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cuda/plan_case.hpp"
+#include "nprf/cuda/plan/device_model.cuh"
 #include "support/adversarial.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"

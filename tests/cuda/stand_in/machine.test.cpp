@@ -7,6 +7,7 @@
 
 #include "cuda/plan_case.hpp"
 #include "nprf/cuda.hpp"
+#include "nprf/cuda/toeplitz/fft/shared_memory_fft.cuh"
 #include "nprf/feature_map/paper_names.hpp"
 #include "support/catch.hpp"
 #include "support/throws.hpp"

@@ -37,9 +37,9 @@ struct ExactPairs {
   struct Tiles {
     int first_sinks, sink_tiles, first_others, count;
 
-    /// The first key of the k-th tile.
-    __device__ __forceinline__ int operator()(int k) const {
-      return (k < sink_tiles ? first_sinks + k : first_others + k - sink_tiles) * TileShape::tile;
+    /// The first key of a tile, from 0 to count - 1.
+    __device__ __forceinline__ int operator()(int tile) const {
+      return (tile < sink_tiles ? first_sinks + tile : first_others + tile - sink_tiles) * TileShape::tile;
     }
   };
 
