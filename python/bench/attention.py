@@ -182,9 +182,18 @@ def measure(size, kind, names, seconds):
             for name in fast:
                 samples[name].append(milliseconds(rivals[name], case, backward))
         rows["forward + backward" if backward else "forward"] = {
-            name: statistics.median(times[1:] or times) for name, times in samples.items()
+            name: float(f"{statistics.median(times[1:] or times):.4g}") for name, times in samples.items()
         }
     return rows
+
+
+def processor():
+    """Its name."""
+    try:
+        with open("/proc/cpuinfo") as cpuinfo:
+            return next(line.split(":", 1)[1].strip() for line in cpuinfo if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
 
 
 def draw(results, path):
@@ -247,7 +256,7 @@ def main():
             "torch": torch.__version__,
             "threads": options.threads,
             "cpu_level": nprf.cpu_level(),
-            "machine": platform.processor() or platform.machine(),
+            "machine": processor(),
             "load": os.getloadavg(),
         }
         with open(options.out, "w") as out:
