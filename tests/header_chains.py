@@ -18,8 +18,9 @@ INCLUDE = re.compile(r'^#include "(.*?)"', re.MULTILINE)
 
 
 def includes(folder, names):
-    """{header: the headers of `names` that it includes itself}."""
-    return {name: set(INCLUDE.findall((folder / name).read_text())) & names for name in names}
+    """{header: the headers of `names` that it includes itself, at its beginning: those at the end of some headers, with
+    the definitions of what they declare, include these headers themselves}."""
+    return {name: set(INCLUDE.findall((folder / name).read_text().partition("\nnamespace ")[0])) & names for name in names}
 
 
 def chains(direct):

@@ -80,7 +80,7 @@ def main(arguments=None):
     options = Options(size, chosen.source or data.best_source(), chosen.steps)
     is_default = size == "small" and chosen.steps is None and chosen.seeds is None
     if writes and size == "small" and not is_default:
-        print("page: expected the miniature's steps and seeds, got others", file=sys.stderr)
+        print("all and page: expected the miniature's steps and seeds, got others", file=sys.stderr)
         return 2
     if chosen.missing and not is_default:
         print("--missing: expected the miniature's sizes, steps and seeds, got others", file=sys.stderr)

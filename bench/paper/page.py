@@ -24,7 +24,7 @@ def section(experiment, results):
         [[text, "seen" if holds else "**not seen**"] for text, holds in seen(experiment, results)],
     )
     seeds = len({seed for _, seed, _ in results.entries})
-    over = f"{seeds} seeds, ± standard deviation" if seeds > 1 else "one seed"
+    over = ", ".join(filter(None, [f"{seeds} seeds", experiment.deviations])) if seeds > 1 else "one seed"
     used = sorted({result["data"] for _, _, result in results.entries if "data" in result})
     minutes = f"{results.seconds() / 60:.1f} minutes, summed over runs"
     machines = sorted(set(results.values("machine")))
@@ -75,7 +75,8 @@ def write(experiments, found, size, path):
         "# Results of the experiments",
         "Written by `python -m paper all` (see [README](README.md)). *Seen* and *not seen* are computed from the numbers of "
         "the table: *better* and *worse* by more than the standard error of the difference over seeds, others by the margin "
-        "that the line states. The paper shows what is expected, unless the line says that it does not.",
+        "that the line states, or without one by comparing means. The paper shows what is expected, unless the line says "
+        "that it does not.",
         f"Sizes: {sizes[size]}. The machine of an experiment stands beside its command.",
     ]
     body = [parts[experiment.title] for experiment in experiments if experiment.title in parts]

@@ -57,7 +57,7 @@ class Results:
 
 
 class Expectation(NamedTuple):
-    """What the paper shows, and whether `holds(results)` in ours."""
+    """What is expected, and whether it `holds(results)`."""
 
     text: str
     holds: Callable[[Results], bool]
@@ -76,7 +76,20 @@ def below(name, lower, upper):
 
 def at_most(name, variant, bound, margin):
     """Whether the variant's mean is at most `margin` above that of the variant `bound`."""
-    return lambda results: results.mean(name, variant=variant).mean <= results.mean(name, variant=bound).mean + margin
+
+    def holds(results):
+        a, b = (results.mean(name, variant=each) for each in (variant, bound))
+        return a.diverged == b.diverged == 0 and a.mean <= b.mean + margin
+
+    return holds
+
+
+def number(x, digits):
+    """So many significant digits, without an exponent."""
+    if x == 0 or not math.isfinite(x):
+        return str(x)
+    rounded = float(f"{x:.{digits - 1}e}")
+    return f"{rounded:,.{max(0, digits - 1 - math.floor(math.log10(abs(rounded))))}f}"
 
 
 def bars(axes, results, name, label):

@@ -15,7 +15,7 @@ BIAS_RATE = 10.0  # the learning rate of relative position biases, over that of 
 
 
 class Training(NamedTuple):
-    """losses: (step, the mean of the training loss since the last entry). norm: the largest |q| |k| / sqrt(d)."""
+    """losses: (step, the mean of the training loss since the last entry). norm: the largest |q| times the largest |k| of a call, over sqrt(d)."""
 
     losses: list
     ms: float  # a step: processor time, which other programs do not change, or with a GPU wall time
@@ -120,6 +120,6 @@ def _resume(checkpoint, model, optimizer, generator, attentions):
     optimizer.load_state_dict(state["optimizer"])
     generator.set_state(state["generator"])
     torch.set_rng_state(state["torch"])
-    for each, norm in zip(attentions, state["norms"]):
+    for each, norm in zip(attentions, state.get("norms", [])):
         each.largest_norm = norm
     return state["step"], [tuple(each) for each in state["losses"]], state["seconds"]

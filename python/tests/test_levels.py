@@ -100,7 +100,8 @@ def test_the_level_of_this_processor():
 
 
 def results():
-    """Outputs, gradients and a report of all scalars, with rows as if of one map in all levels."""
+    """Outputs, gradients and reports of both scalar types. The map's vectors are given, since those that a level draws
+    may differ in their last bits."""
     found = []
     for dtype in ("float32", "float64"):
         rng = np.random.default_rng(0)
@@ -116,7 +117,7 @@ def results():
     return found
 
 
-@pytest.mark.parametrize("level", compiled_levels())
+@pytest.mark.parametrize("level", compiled_levels()[:-1])
 def test_each_level_has_the_results_of_the_best_one(level):
     """Up to roundings, in pickles that any level can read."""
     path = [str(pathlib.Path(__file__).parent)]
@@ -125,7 +126,8 @@ def test_each_level_has_the_results_of_the_best_one(level):
     process = run(level, code)
     assert process.returncode == 0, process.stderr.decode()
     for (report, found), (own_report, own) in zip(pickle.loads(process.stdout), results()):
-        assert type(report) is type(own_report)
+        if report is not None:  # rows that are recomputed by exact softmax would differ by more
+            assert report.repaired_rows == own_report.repaired_rows == 0
         for x, expected in zip(found, own):
             assert x.dtype == expected.dtype
             # sums of 300 terms, and the condition of exponents and of quotients

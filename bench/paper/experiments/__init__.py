@@ -30,7 +30,8 @@ class Options(NamedTuple):
 class Experiment:
     """plan(options) -> the settings of each run, without seeds. measure(run, progress) -> a result of JSON values.
     table(results) -> (column names, rows of text). draw(results, figure) draws with matplotlib. seeds: of the miniature,
-    for all runs or a function of their settings. alone: runs measure time, and are not run at the same time as others."""
+    for all runs or a function of their settings. deviations: what ± means in the table. alone: runs measure time, and are
+    not run at the same time as others."""
 
     name: str
     title: str
@@ -42,6 +43,7 @@ class Experiment:
     expectations: tuple
     notes: str = ""
     seeds: Union[int, Callable[[dict], int]] = 3
+    deviations: str = "± standard deviation"
     alone: bool = False
 
     def seeds_of(self, settings):

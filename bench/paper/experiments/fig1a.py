@@ -10,7 +10,7 @@ import nprf.torch
 import torch
 import torch.nn.functional as F
 
-from ..results import Expectation
+from ..results import Expectation, number
 from . import Experiment
 
 D, FEATURES = 64, 32
@@ -141,12 +141,6 @@ def slope(points):
     last = points[-1]
     first = next((each for each in reversed(points) if each[0] * 4 <= last[0]), points[0])
     return math.log(last[1] / first[1]) / math.log(last[0] / first[0]) if last[0] > first[0] else math.nan
-
-
-def number(x, digits):
-    """So many significant digits, without an exponent."""
-    places = digits - 1 - math.floor(math.log10(x)) if x > 0 else 0
-    return f"{round(x, places):,.{max(0, places)}f}"
 
 
 def table(results):

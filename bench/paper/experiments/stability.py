@@ -3,7 +3,7 @@
 
 import math
 
-from ..results import Expectation
+from ..results import Expectation, number
 from . import Experiment, mechanism_settings, texts
 
 RATES = (2e-3, 8e-3, 3.2e-2)
@@ -50,7 +50,7 @@ def table(results):
                 row.append("")
                 continue
             norm = max(results.of(variant=name, rate=rate).values("norm"))
-            row.append(f"{count} of {of}; {norm:.3g}")
+            row.append(f"{count} of {of}; {number(norm, 3)}")
         rows.append(row)
     return ["attention", *(f"rate {rate:g}" for rate in results.settings("rate"))], rows
 
@@ -93,11 +93,12 @@ EXPERIMENT = Experiment(
             lambda results: sum(total(results, name) for name in VARIANTS if name.endswith("norm 1")) == 0,
         ),
     ),
-    notes="Each cell: how many runs diverged; the largest |q| times the largest |k| / sqrt(d), before normalisation. A constant learning rate "
-    "after the warm-up, no gradient clipping. Diverged: a loss that is not finite, or a last tenth that is half a nat above "
-    "the best. *Plain torch* computes exp(w.x - |x|^2 / 2) as it stands, with independent random vectors, nprf with orthogonal ones. *Scaled* divides features by the "
-    "largest of their row, so that training goes on to longer queries and keys, until all weights of a row are 0. nprf "
-    "scales features, too, and computes such rows with logarithms of the weights. *Logarithms* does so for all rows, in "
-    "plain torch, at the highest rate and for two seeds.",
+    notes="Each cell: how many runs diverged; the largest |q| times the largest |k| / sqrt(d), before normalisation. A "
+    "constant learning rate after the warm-up, no gradient clipping. Diverged: a loss that is not finite, or a last tenth "
+    "that is half a nat above the best. *Plain torch* computes exp(w.x - |x|^2 / 2) as it stands, with independent random "
+    "vectors, nprf with orthogonal ones. *Scaled* divides features by the largest of their row, so that training goes on to "
+    "longer queries and keys, until all weights of a row are 0. nprf scales features, too, and computes such rows with "
+    "logarithms of the weights. *Logarithms* does so for all rows, in plain torch, at the highest rate and for two seeds.",
+    deviations="",
     seeds=lambda settings: 2 if settings["mechanism"]["kernel"] == "logarithms" else 5,  # ten minutes each
 )

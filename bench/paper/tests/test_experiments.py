@@ -7,7 +7,7 @@ import pytest
 from paper import __main__ as command
 from paper import page, runs
 from paper.experiments import NAMES, Options
-from paper.results import Results, Statistic, at_most, below
+from paper.results import Results, Statistic, at_most, below, number
 
 OPTIONS = Options("tiny", "sample", 2)
 
@@ -63,6 +63,15 @@ def test_a_run_that_diverged_is_worse_than_all_others():
     assert below("loss", "a", "b")(results)
     assert not below("loss", "b", "a")(results)
     assert results.rows(loss=1) == [["a", "1.1 ± 0.1"], ["b", "diverged (1 of 2)"]]
+    accuracies = entries(a=[1.0, 1.2], b=[1.1, -math.inf])
+    assert below("loss", "b", "a")(accuracies)
+    assert not at_most("loss", "b", "a", 0.2)(accuracies)
+    assert not at_most("loss", "a", "b", 0.2)(results)
+
+
+def test_numbers_without_exponents():
+    assert [number(x, 3) for x in (3450.6, 9.996, 0.0123, 0)] == ["3,450", "10.0", "0.0123", "0"]
+    assert [number(x, 1) for x in (0.096, 23)] == ["0.1", "20"]
 
 
 def test_statistic():

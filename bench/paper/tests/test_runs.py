@@ -67,7 +67,7 @@ class Interrupted(Exception):
 
 
 def test_training_goes_on_from_a_checkpoint(tmp_path, monkeypatch):
-    """The same losses to the last bit, whether or not it was interrupted."""
+    """The same losses and norms to the last bit, whether or not it was interrupted."""
 
     def train(stop, checkpoint):
         torch.manual_seed(0)
@@ -81,9 +81,10 @@ def test_training_goes_on_from_a_checkpoint(tmp_path, monkeypatch):
             if done == stop:
                 raise Interrupted
 
-        return training.train(
-            model, loss_of, steps=12, rate=1e-2, seed=0, progress=progress, checkpoint=checkpoint
-        ).losses
+        made = training.train(
+            model, loss_of, steps=12, rate=1e-2, seed=0, progress=progress, checkpoint=checkpoint, log_norms=True
+        )
+        return made.losses, made.norm
 
     whole = train(None, None)
     clock = iter(range(0, 10**9, 1000))  # each look at the clock is a quarter of an hour later: saves each step
@@ -121,6 +122,8 @@ def test_command_line(capsys):
         assert "expected list, all, page" in capsys.readouterr().err
     assert command.main(["theory", "--missing", "--tiny"]) == 2
     assert "--missing: expected" in capsys.readouterr().err
+    assert command.main(["theory", "page", "--seeds", "1"]) == 2
+    assert "all and page: expected" in capsys.readouterr().err
 
 
 def test_an_experiment_and_page_write_its_part_of_the_page(cache, capsys):

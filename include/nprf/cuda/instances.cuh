@@ -6,8 +6,8 @@
 #include "nprf/cuda/plan/packed_plan_definition.cuh"
 
 /// The explicit instantiation of the plans for a storage type S: all their kernels. A program of many files can compile
-/// them once: compile all files with NPRF_CUDA_EXTERN_INSTANCES=1, so that <nprf/cuda.hpp> declares the plans only, and
-/// write in one file, for each storage type that the program uses,
+/// them once. Compile all its files with NPRF_CUDA_EXTERN_INSTANCES=1: then <nprf/cuda.hpp> only declares the plans.
+/// One of the files has, for each storage type that the program uses,
 ///
 ///     #include <nprf/cuda/instances.cuh>
 ///     NPRF_CUDA_INSTANCES(float)      // or __half, __nv_bfloat16

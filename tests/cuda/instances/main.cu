@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT
 //
 // Uses plans that plans.cu instantiates. tests/cuda/compile checks that this file compiles no kernel. Without a device
-// it returns 77.
+// it returns 77; it is not for a machine with one.
 #include <cstddef>
 #include <utility>
 
+#include "nprf/core/error.hpp"
 #include "nprf/cuda.hpp"
+#include "nprf/cuda/device/runtime.hpp"
 
 using namespace nprf::cuda;
 

@@ -49,6 +49,7 @@ void wait(Warp& warp, const Instruction&, Lanes lanes) {
 Execute select_copy(Instruction& x, const Opcode& opcode) {
   if (opcode.base() != "cp" || !opcode.has("async")) return nullptr;
   x.space = Space::global;  // which it reads
+  x.is_copy = true;
   if (opcode.has("wait_all")) return copy_operations::wait;
   return opcode.has("shared") && opcode.has("global") ? copy_operations::start : nullptr;
 }

@@ -54,6 +54,19 @@ TEST_CASE("of a copy, the sectors that it reads and the passes of its writes are
   CHECK(copy.traffic.least == 2);
   CHECK(copy.written.least == 1);
   CHECK(copy.written.moved == 1);
+  // each of four lanes to the same banks
+  const KernelCase conflicts{.body =
+                                 "shl.b32 %r5, %r0, 7; add.s32 %r5, %r3, %r5;\n"
+                                 "cp.async.cg.shared.global [%r5], [%d0], 16, 16; cp.async.wait_all;",
+                             .threads = 4,
+                             .shared = 512};
+  const auto found = conflicts.counted("cp.async.cg");
+  CHECK(found.traffic.least == 1);
+  CHECK(found.written.least == 1);
+  CHECK(found.written.moved == 4);
+  const auto nothing = copies(waits, "0").counted("cp.async.cg");  // zeros, which it does not read
+  CHECK(nothing.traffic.least == 0);
+  CHECK(nothing.written.least == 1);
 }
 
 }  // namespace nprf::test::cuda_ptx_copy_instructions

@@ -109,6 +109,7 @@ struct Instruction {
   bool flushes = false, saturates = false;  // subnormal numbers to zero; to [0, 1]
   bool is_guarded = false, guard_is_negated = false, predicate_is_negated = false;
   bool is_of_kernel_parameters = false;  // an address in the launch's parameters
+  bool is_copy = false;                  // from global to shared memory
   std::uint8_t count = 0;                // of operands
   std::uint8_t vector = 1;               // scalars that a load or a store moves
   std::uint8_t mode = 0;                 // a variant, as the function that executes it defines

@@ -171,7 +171,7 @@ void add(KernelTraffic& sum, const Instruction& x) {
     taken.least += traffic.least;
   };
   sum.instructions += x.executed;
-  const bool is_copy = x.written.accesses > 0, is_store = x.destinations == 0 && !is_copy;
+  const bool is_store = x.destinations == 0 && !x.is_copy;
   if (x.space == Space::shared)
     add_to(is_store ? sum.shared_stores : sum.shared_loads, x.traffic);
   else

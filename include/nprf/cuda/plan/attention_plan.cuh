@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <memory>
 
+#include "nprf/config.hpp"
 #include "nprf/cuda/device/call_counters.cuh"
 #include "nprf/cuda/device/device_matrix.hpp"
 #include "nprf/cuda/device/storage.cuh"
@@ -50,6 +51,7 @@ class AttentionPlan {
   /// memory pool where options.stream_ordered needs one, or if the kernels were compiled with -use_fast_math.
   AttentionPlan(AttentionModel model, const PlanShape& shape, const PlanOptions& options = {},
                 cudaStream_t stream = nullptr);
+  /// A plan that was moved from can only be assigned to and destroyed.
   AttentionPlan(AttentionPlan&& other) noexcept;
   AttentionPlan& operator=(AttentionPlan&& other) noexcept;
   ~AttentionPlan();
@@ -57,6 +59,7 @@ class AttentionPlan {
   /// The model passed to the constructor. Later set_parameters() calls do not change it.
   const AttentionModel& model() const;
   const PlanShape& shape() const;
+  /// The one that computes, if the options say automatic the one that was chosen.
   Engine engine() const;
 
   /// Bytes of scratch memory that a call needs.
@@ -69,7 +72,8 @@ class AttentionPlan {
 
   /// q [batch, heads, n_q, d], k [batch, heads_k, n_k, d], v [batch, heads_k, n_k, d_v] -> y [batch, heads, n_q, d_v],
   /// where heads_k is `heads` unless queries are grouped (PlanShape). A row that attends to no key is zero. Throws
-  /// InvalidArgument if the views do not have these shapes, BackendError if CUDA reports an error, for example because
+  /// InvalidArgument if the views do not have these shapes, or if there is no workspace or one that is not aligned;
+  /// BackendError if CUDA reports an error, for example because
   /// the stream belongs to another device.
   void forward(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y, const PlanCall& call,
                cudaStream_t stream) const;

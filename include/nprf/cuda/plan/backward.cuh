@@ -16,6 +16,7 @@
 #include "nprf/cuda/feature_map/backward.cuh"
 #include "nprf/cuda/plan/device_model.cuh"
 #include "nprf/cuda/plan/exact_pairs.cuh"
+#include "nprf/cuda/plan/options.cuh"
 #include "nprf/cuda/position/backward.cuh"
 #include "nprf/cuda/toeplitz/backward/gradient_products.cuh"
 #include "nprf/cuda/toeplitz/backward/gradients.cuh"

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <memory>
 
+#include "nprf/config.hpp"
 #include "nprf/cuda/decoder/states.cuh"
 #include "nprf/cuda/device/device_matrix.hpp"
 #include "nprf/cuda/device/storage.cuh"
@@ -70,9 +71,10 @@ class DecodePlan {
   using View = DeviceMatrixView<const S>;
 
   /// Waits until the model is on the device. All sequences are empty. Throws InvalidArgument if the sizes do not fit
-  /// together or are not supported, BackendError if there is no device of compute capability 7.0 or newer, or not
-  /// enough memory.
+  /// together or are not supported, BackendError if there is no device of compute capability 7.0 or newer, not
+  /// enough memory, or if the kernels were compiled with -use_fast_math.
   DecodePlan(AttentionModel model, const DecodeShape& shape, cudaStream_t stream = nullptr);
+  /// A plan that was moved from can only be assigned to and destroyed.
   DecodePlan(DecodePlan&& other) noexcept;
   DecodePlan& operator=(DecodePlan&& other) noexcept;
   ~DecodePlan();
@@ -80,7 +82,7 @@ class DecodePlan {
   const AttentionModel& model() const;
   const DecodeShape& shape() const;
 
-  /// Appends the tokens of k [batch, heads_k, n, d] v [batch, heads_k, n, d_v], one after another: O(n) steps of a
+  /// Appends the tokens of k [batch, heads_k, n, d] and v [batch, heads_k, n, d_v], one after another: O(n) steps of a
   /// block of threads for each head of queries. Throws InvalidArgument if the views do not have these shapes,
   /// BackendError if CUDA reports an error.
   void append(const View& k, const View& v, const DecodeCall& call, cudaStream_t stream);
@@ -109,9 +111,10 @@ class DecodePlan {
   /// Sequence `to` becomes a copy of sequence `from`. Throws InvalidArgument, too, if one of them does not exist.
   void fork(std::ptrdiff_t from, std::ptrdiff_t to, cudaStream_t stream);
 
-  /// Removes all tokens of a sequence. Throws InvalidArgument if there is no such sequence.
+  /// Removes all tokens of a sequence. Throws InvalidArgument if there is no such sequence, BackendError if CUDA
+  /// reports an error.
   void reset(std::ptrdiff_t sequence, cudaStream_t stream);
-  /// Removes all tokens of all sequences, and clears the counts.
+  /// Removes all tokens of all sequences, and clears the counts. Throws BackendError if CUDA reports an error.
   void reset(cudaStream_t stream = nullptr);
 
   /// The numbers of tokens [batch, heads], in device memory; those of a sequence's heads are equal.

@@ -10,7 +10,7 @@
 
 namespace nprf::cuda {
 
-/// The sizes of a plan.
+/// The sizes of an AttentionPlan or a PackedPlan.
 struct PlanShape {
   std::ptrdiff_t batch = 1, heads = 1, n_q = 0, n_k = 0, d_v = 0;
   std::ptrdiff_t offset = 0;   // query i has position i + offset, key j has position j

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <memory>
 
+#include "nprf/config.hpp"
 #include "nprf/cuda/device/device_matrix.hpp"
 #include "nprf/cuda/plan/attention_plan.cuh"
 
@@ -34,6 +35,7 @@ class PackedPlan {
   /// Throws as AttentionPlan does, and InvalidArgument if neither the plan nor a stream has its workspace.
   PackedPlan(AttentionModel model, const PlanShape& shape, const PlanOptions& options = {},
              cudaStream_t stream = nullptr);
+  /// A plan that was moved from can only be assigned to and destroyed.
   PackedPlan(PackedPlan&& other) noexcept;
   PackedPlan& operator=(PackedPlan&& other) noexcept;
   ~PackedPlan();
