@@ -38,6 +38,7 @@
 #include "nprf/reference/softmax_attention.hpp"
 #include "plain_attention.hpp"
 #include "references.hpp"
+#include "saved_call.hpp"
 
 namespace nprf::python {
 
@@ -115,14 +116,6 @@ struct Call {
   }
 };
 
-/// What forward saved, and the attention that it belongs to. `token` is what a tensor refers to that keeps it alive.
-template <Real T>
-struct SavedCall {
-  Saved<T> saved;
-  std::shared_ptr<const AnyAttention<T>> attention;
-  std::uint8_t token = 0;
-};
-
 template <Real T>
 Report run(const AnyAttention<T>& attention, const InputArray& q, const InputArray& k, const InputArray& v,
            const OutputArray& y, const Call& call, Saved<T>* saved) {
@@ -155,7 +148,7 @@ nb::tuple backward(const SavedCall<T>& saved, const InputArray& dy, const Output
   std::vector<Matrix<T>> dbias, dextra;
   GradientReport report;
   without_gil(call.threads, [&] {
-    saved.attention->backward(saved.saved, gradient.view(), queries, keys, values, dbias, dextra, report);
+    saved.attention->backward(*saved.saved, gradient.view(), queries, keys, values, dbias, dextra, report);
   });
   return nb::make_tuple(by_head<T>(dbias), by_head<T>(dextra), report);
 }
@@ -504,7 +497,7 @@ void bind_attention(nb::module_& m, const char* name, const char* saved_name) {
               const OutputArray& y, const Call& call) {
              auto saved = std::make_unique<SavedCall<T>>();
              saved->attention = self;
-             const Report report = run<T>(*self, q, k, v, y, call, &saved->saved);
+             const Report report = run<T>(*self, q, k, v, y, call, saved->saved.get());
              return nb::make_tuple(nb::cast(saved.release(), nb::rv_policy::take_ownership), report);
            })
       .def("kernelized_attention", &kernelized_attention<T>)
@@ -583,7 +576,10 @@ void bind_functions(nb::module_& m, const std::string& suffix) {
     return nb::make_tuple(numpy_array<double>(tilt.axes),
                           numpy_array<double>(tilt.a.data(), {static_cast<std::size_t>(tilt.a.size())}));
   });
-  m.def(name("free_memory_").c_str(), [] { scratch_memory<T>().free_scratch_memory(); });
+  m.def(name("free_memory_").c_str(), [] {
+    SavedMemory<T>::free();
+    scratch_memory<T>().free_scratch_memory();
+  });
 }
 
 nb::tuple fields_of(const Report& r) {

@@ -5,6 +5,7 @@ import functools
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 
@@ -627,6 +628,54 @@ def test_free_memory(rng):
     y = nprf.attention(q, q, q, features=f)
     nprf.free_memory()
     assert np.array_equal(nprf.attention(q, q, q, features=f), y)
+
+
+def saved_and_used(fresh):
+    """Results and gradients of calls of different sizes and options, whose saved states use the memory of earlier ones,
+    or with `fresh` memory of their own."""
+    rng = np.random.default_rng(0)
+    lengths, mask = {"lengths": [7, 300]}, {"key_mask": rng.random((2, 300)) < 0.5}
+    found = []
+    for n, d, options, call in (
+        (300, 16, {"near": 5}, {}),
+        (300, 16, {}, mask),
+        (17, 8, {"causal": True}, {}),
+        (300, 16, {}, lengths),
+        (0, 8, {}, {}),
+        (300, 16, {"engine": "direct"}, {}),
+    ):
+        if fresh:
+            nprf.free_memory()
+        q, k, v, dy = (rng.standard_normal((2, 3, n, d)) for _ in range(4))
+        attention = nprf.Attention(nprf.orf(d, 12), nprf.T5(rng.standard_normal((3, 32))), **options)
+        y, saved = attention.forward(q, k, v, **call)
+        gradients = attention.backward(saved, dy)
+        del saved  # its memory is kept from now on
+        found += [y, gradients.queries, gradients.keys, gradients.values, gradients.bias]
+    return found
+
+
+def test_saved_states_use_the_memory_of_earlier_ones():
+    saved_and_used(fresh=False)
+    for x, expected in zip(saved_and_used(fresh=False), saved_and_used(fresh=True)):
+        assert np.array_equal(x, expected)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts the page faults of Linux")
+def test_a_forward_whose_state_was_dropped_leaves_its_memory(rng):
+    import resource
+
+    q, k, v = (rng.standard_normal((1, 4, 4096, 64)) for _ in range(3))
+    attention = nprf.Attention(nprf.orf(64, 8))
+    state = 4 * 4096 * 64 * 8 * 3  # bytes of normalised queries and keys, and of values: more is saved
+
+    def faults():
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        attention.forward(q, k, v)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    faults()
+    assert min(faults() for _ in range(5)) < state / resource.getpagesize() / 2
 
 
 def test_references_refuse_options_that_they_do_not_have():
