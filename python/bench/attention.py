@@ -202,6 +202,7 @@ def draw(results, path):
     import matplotlib
 
     matplotlib.use("Agg")
+    matplotlib.rcParams["svg.fonttype"] = "none"
     from matplotlib import pyplot
 
     panels = sorted({(each["bias"], each["pass"]) for each in results})
@@ -221,13 +222,13 @@ def draw(results, path):
             )
             if points:
                 panel.loglog(*zip(*points), marker="o", markersize=3, label=name)
-        panel.grid(True, which="both", alpha=0.2)
+        panel.grid(True, alpha=0.2)
         if row == len(passes) - 1:
             panel.set_xlabel("tokens")
     axes[0][0].set_ylabel("ms of a head")
     axes[0][0].legend(fontsize=7)
     figure.tight_layout()
-    figure.savefig(path)
+    figure.savefig(path, metadata={"Date": None} if str(path).endswith(".svg") else None)
 
 
 def main():
