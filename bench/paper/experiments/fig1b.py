@@ -160,10 +160,11 @@ EXPERIMENT = Experiment(
     ),
     notes="d = 64, one query and 1024 keys, uniform on the sphere of radius R; the error is the sum of the absolute "
     "differences of the row's weights to softmax, at most 2 for positive maps. A near field here holds 63 of the 1024 "
-    "keys, which are drawn without regard to positions: it changes little, and at R = 4 it makes random features worse: "
-    "the estimates of the other weights are mostly far too small, and the exact ones beside them get most of the row's "
-    "weight (last column, with the most features). It helps where weights fall with distance. Rows that nprf recomputed "
-    "by exact softmax, since terms cancelled or rounding may have spoiled them, are counted and left out.",
+    "keys, which are drawn without regard to positions. At R = 1 and 2 it changes little; at R = 4, from 16 features on, "
+    "it makes random features worse: the estimates of the other weights are mostly far too small, and the exact ones "
+    "beside them get half of the row's weight (last column, with the most features). It helps where weights fall with "
+    "distance. Rows that nprf recomputed by exact softmax, since terms cancelled or rounding may have spoiled them, are "
+    "counted and left out.",
     seeds=3,
     deviations="",
 )
