@@ -52,9 +52,8 @@ class AttentionPlan {
   AttentionPlan(AttentionModel model, const PlanShape& shape, const PlanOptions& options = {},
                 cudaStream_t stream = nullptr);
   /// A plan that was moved from can only be assigned to and destroyed.
-  AttentionPlan(AttentionPlan&& other) noexcept;
-  AttentionPlan& operator=(AttentionPlan&& other) noexcept;
-  ~AttentionPlan();
+  AttentionPlan(AttentionPlan&&) noexcept = default;
+  AttentionPlan& operator=(AttentionPlan&&) noexcept = default;
 
   /// The model passed to the constructor. Later set_parameters() calls do not change it.
   const AttentionModel& model() const;
@@ -101,7 +100,7 @@ class AttentionPlan {
  private:
   class Implementation;  // attention_plan_definition.cuh
 
-  std::unique_ptr<Implementation> m_implementation;
+  std::shared_ptr<Implementation> m_implementation;  // not shared: a unique_ptr would need the complete class
 };
 
 }  // namespace nprf::cuda

@@ -33,18 +33,83 @@ namespace nprf::cuda {
 template <Storage S>
 class AttentionPlan<S>::Implementation {
  public:
-  Implementation(AttentionModel model, const PlanShape& shape, const PlanOptions& options, cudaStream_t stream);
+  Implementation(AttentionModel model, const PlanShape& shape, const PlanOptions& options, cudaStream_t stream)
+      : m_device(Device::current()),
+        m_model(std::move(model), shape, options.gradients, stream),
+        m_engine(options.engine == Engine::automatic ? cheapest<S>(m_device, m_model, options.gradients,
+                                                                   options.tolerance, options.gradients_on_tensor_cores)
+                                                     : options.engine),
+        m_product(m_device, m_engine, m_model.product_shape(), m_model.toeplitz(), options.slab_bytes,
+                  feature_type_of<S>(m_device, m_model, m_engine)),
+        m_checked_product(m_device, m_product.shape(), m_product.weights(), m_product.length(), m_model.positive(),
+                          options.tolerance) {
+    require(options.tolerance >= 0, "tolerance: expected 0 or more, got ", options.tolerance);
+    if (options.stream_ordered && !m_device.has_memory_pools)
+      throw BackendError("stream_ordered: expected a device with memory pools (cudaMallocAsync), got one without");
+    const int tiles = m_model.is_centred() ? 2 : 1;
+    const std::size_t shared = m_model.has_log_domain() ? LogDomainShape::shared(m_model.d_padded(), tiles, m_model.m())
+                                                        : FeatureShape::shared(m_model.d_padded(), tiles);
+    const std::size_t of_features = FeatureTile::shared(m_model.d_padded(), tiles, m_product.on_tensor_cores());
+    require(std::max(shared, of_features) <= m_device.shared_bytes,
+            "input_dim and num_features: expected sizes that fit in ", m_device.shared_bytes,
+            " bytes of shared memory, got ", m_model.d(), " and ", m_model.m());
+    if constexpr (MmaFactor<S>)
+      if (m_product.on_tensor_cores()) m_model.template split_projections<S>(m_device, stream);
+    if (m_model.has_exact_rows()) m_exact.emplace(m_device, m_model, m_product, options.slab_bytes);
+    if (options.gradients)
+      m_backward.emplace(m_device, m_model, m_product, options.slab_bytes, options.gradients_on_tensor_cores);
+    queue_weights(stream);
+    check(cudaStreamSynchronize(stream), "transforming the weights");
+    Scratch count;
+    take(count);
+    m_bytes = count.bytes();
+    if (options.stream_ordered) {
+      m_counts = DeviceMemory(sizeof(Counts));
+      queue_fill("clearing counts", m_counts.data(), 0, sizeof(Counts), stream);
+    } else if (options.owns_workspace)
+      m_workspace = DeviceMemory(m_bytes);
+    load_kernels(stream);
+  }
 
   const AttentionModel& model() const { return m_model.model(); }
   const PlanShape& shape() const { return m_model.shape(); }
   Engine engine() const { return m_engine; }
   std::size_t workspace_bytes() const { return m_bytes; }
 
-  void set_parameters(const float* parameters, cudaStream_t stream);
+  void set_parameters(const float* parameters, cudaStream_t stream) {
+    m_device.check_current();
+    m_model.queue_parameters(parameters, stream);
+    queue_weights(stream);
+  }
   void forward(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y, const PlanCall& call,
-               cudaStream_t stream) const;
+               cudaStream_t stream) const {
+    m_device.check_current();
+    const auto [batch, heads, n_q, n_k, d_v, offset, heads_k] = sizes();
+    check_inputs(q, k, v);
+    check_output(y, "y", batch, heads, n_q, d_v);
+    with_workspace(call, stream, [&](const Arrays& arrays) {
+      queue(q, k, v, y, call, arrays, stream);
+      if (allocates_workspace(call))
+        check(cudaMemcpyAsync(m_counts.data(), arrays.checks.counters.counts, sizeof(Counts), cudaMemcpyDeviceToDevice,
+                              stream),
+              "copying counts");
+    });
+  }
   void backward(const View& q, const View& k, const View& v, const View& dy, const PlanGradients<S>& gradients,
-                const PlanCall& call, cudaStream_t stream) const;
+                const PlanCall& call, cudaStream_t stream) const {
+    m_device.check_current();
+    require(m_backward.has_value(), "gradients: expected a plan with PlanOptions::gradients, got one without");
+    const auto [batch, heads, n_q, n_k, d_v, offset, heads_k] = sizes();
+    check_inputs(q, k, v);
+    check_matrix(dy, "dy", batch, heads, n_q, d_v);
+    check_output(gradients.dq, "dq", batch, heads, n_q, m_model.d());
+    check_output(gradients.dk, "dk", batch, heads_k, n_k, m_model.d());
+    check_output(gradients.dv, "dv", batch, heads_k, n_k, d_v);
+    with_workspace(call, stream, [&](const Arrays& arrays) {
+      const bool* mask = queue_mask(call, arrays, stream);
+      m_backward->queue(parts(), {q, k, v, dy, mask}, gradients, arrays.backward, stream);
+    });
+  }
 
   const Counts* counts(const PlanCall& call) const {
     return allocates_workspace(call) ? static_cast<const Counts*>(m_counts.data())
@@ -219,98 +284,9 @@ class AttentionPlan<S>::Implementation {
 };
 
 template <Storage S>
-AttentionPlan<S>::Implementation::Implementation(AttentionModel model, const PlanShape& shape,
-                                                 const PlanOptions& options, cudaStream_t stream)
-    : m_device(Device::current()),
-      m_model(std::move(model), shape, options.gradients, stream),
-      m_engine(options.engine == Engine::automatic ? cheapest<S>(m_device, m_model, options.gradients,
-                                                                 options.tolerance, options.gradients_on_tensor_cores)
-                                                   : options.engine),
-      m_product(m_device, m_engine, m_model.product_shape(), m_model.toeplitz(), options.slab_bytes,
-                feature_type_of<S>(m_device, m_model, m_engine)),
-      m_checked_product(m_device, m_product.shape(), m_product.weights(), m_product.length(), m_model.positive(),
-                        options.tolerance) {
-  require(options.tolerance >= 0, "tolerance: expected 0 or more, got ", options.tolerance);
-  if (options.stream_ordered && !m_device.has_memory_pools)
-    throw BackendError("stream_ordered: expected a device with memory pools (cudaMallocAsync), got one without");
-  const int tiles = m_model.is_centred() ? 2 : 1;
-  const std::size_t shared = m_model.has_log_domain() ? LogDomainShape::shared(m_model.d_padded(), tiles, m_model.m())
-                                                      : FeatureShape::shared(m_model.d_padded(), tiles);
-  const std::size_t of_features = FeatureTile::shared(m_model.d_padded(), tiles, m_product.on_tensor_cores());
-  require(std::max(shared, of_features) <= m_device.shared_bytes,
-          "input_dim and num_features: expected sizes that fit in ", m_device.shared_bytes,
-          " bytes of shared memory, got ", m_model.d(), " and ", m_model.m());
-  if constexpr (MmaFactor<S>)
-    if (m_product.on_tensor_cores()) m_model.template split_projections<S>(m_device, stream);
-  if (m_model.has_exact_rows()) m_exact.emplace(m_device, m_model, m_product, options.slab_bytes);
-  if (options.gradients)
-    m_backward.emplace(m_device, m_model, m_product, options.slab_bytes, options.gradients_on_tensor_cores);
-  queue_weights(stream);
-  check(cudaStreamSynchronize(stream), "transforming the weights");
-  Scratch count;
-  take(count);
-  m_bytes = count.bytes();
-  if (options.stream_ordered) {
-    m_counts = DeviceMemory(sizeof(Counts));
-    queue_fill("clearing counts", m_counts.data(), 0, sizeof(Counts), stream);
-  } else if (options.owns_workspace)
-    m_workspace = DeviceMemory(m_bytes);
-  load_kernels(stream);
-}
-
-template <Storage S>
-void AttentionPlan<S>::Implementation::set_parameters(const float* parameters, cudaStream_t stream) {
-  m_device.check_current();
-  m_model.queue_parameters(parameters, stream);
-  queue_weights(stream);
-}
-
-template <Storage S>
-void AttentionPlan<S>::Implementation::forward(const View& q, const View& k, const View& v,
-                                               const DeviceMatrixView<S>& y, const PlanCall& call,
-                                               cudaStream_t stream) const {
-  m_device.check_current();
-  const auto [batch, heads, n_q, n_k, d_v, offset, heads_k] = sizes();
-  check_inputs(q, k, v);
-  check_output(y, "y", batch, heads, n_q, d_v);
-  with_workspace(call, stream, [&](const Arrays& arrays) {
-    queue(q, k, v, y, call, arrays, stream);
-    if (allocates_workspace(call))
-      check(cudaMemcpyAsync(m_counts.data(), arrays.checks.counters.counts, sizeof(Counts), cudaMemcpyDeviceToDevice,
-                            stream),
-            "copying counts");
-  });
-}
-
-template <Storage S>
-void AttentionPlan<S>::Implementation::backward(const View& q, const View& k, const View& v, const View& dy,
-                                                const PlanGradients<S>& gradients, const PlanCall& call,
-                                                cudaStream_t stream) const {
-  m_device.check_current();
-  require(m_backward.has_value(), "gradients: expected a plan with PlanOptions::gradients, got one without");
-  const auto [batch, heads, n_q, n_k, d_v, offset, heads_k] = sizes();
-  check_inputs(q, k, v);
-  check_matrix(dy, "dy", batch, heads, n_q, d_v);
-  check_output(gradients.dq, "dq", batch, heads, n_q, m_model.d());
-  check_output(gradients.dk, "dk", batch, heads_k, n_k, m_model.d());
-  check_output(gradients.dv, "dv", batch, heads_k, n_k, d_v);
-  with_workspace(call, stream, [&](const Arrays& arrays) {
-    const bool* mask = queue_mask(call, arrays, stream);
-    m_backward->queue(parts(), {q, k, v, dy, mask}, gradients, arrays.backward, stream);
-  });
-}
-
-template <Storage S>
 AttentionPlan<S>::AttentionPlan(AttentionModel model, const PlanShape& shape, const PlanOptions& options,
                                 cudaStream_t stream)
-    : m_implementation(std::make_unique<Implementation>(std::move(model), shape, options, stream)) {}
-template <Storage S>
-AttentionPlan<S>::AttentionPlan(AttentionPlan&&) noexcept = default;
-template <Storage S>
-AttentionPlan<S>& AttentionPlan<S>::operator=(AttentionPlan&&) noexcept = default;
-template <Storage S>
-AttentionPlan<S>::~AttentionPlan() = default;
-
+    : m_implementation(std::make_shared<Implementation>(std::move(model), shape, options, stream)) {}
 template <Storage S>
 const AttentionModel& AttentionPlan<S>::model() const {
   return m_implementation->model();

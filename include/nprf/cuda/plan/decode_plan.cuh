@@ -75,9 +75,8 @@ class DecodePlan {
   /// enough memory, or if the kernels were compiled with -use_fast_math.
   DecodePlan(AttentionModel model, const DecodeShape& shape, cudaStream_t stream = nullptr);
   /// A plan that was moved from can only be assigned to and destroyed.
-  DecodePlan(DecodePlan&& other) noexcept;
-  DecodePlan& operator=(DecodePlan&& other) noexcept;
-  ~DecodePlan();
+  DecodePlan(DecodePlan&&) noexcept = default;
+  DecodePlan& operator=(DecodePlan&&) noexcept = default;
 
   const AttentionModel& model() const;
   const DecodeShape& shape() const;
@@ -132,7 +131,7 @@ class DecodePlan {
  private:
   class Implementation;  // decode_plan_definition.cuh
 
-  std::unique_ptr<Implementation> m_implementation;
+  std::shared_ptr<Implementation> m_implementation;  // not shared: a unique_ptr would need the complete class
 };
 
 }  // namespace nprf::cuda

@@ -256,14 +256,7 @@ class DecodePlan<S>::Implementation {
 
 template <Storage S>
 DecodePlan<S>::DecodePlan(AttentionModel model, const DecodeShape& shape, cudaStream_t stream)
-    : m_implementation(std::make_unique<Implementation>(std::move(model), shape, stream)) {}
-template <Storage S>
-DecodePlan<S>::DecodePlan(DecodePlan&&) noexcept = default;
-template <Storage S>
-DecodePlan<S>& DecodePlan<S>::operator=(DecodePlan&&) noexcept = default;
-template <Storage S>
-DecodePlan<S>::~DecodePlan() = default;
-
+    : m_implementation(std::make_shared<Implementation>(std::move(model), shape, stream)) {}
 template <Storage S>
 const AttentionModel& DecodePlan<S>::model() const {
   return m_implementation->model();

@@ -36,9 +36,8 @@ class PackedPlan {
   PackedPlan(AttentionModel model, const PlanShape& shape, const PlanOptions& options = {},
              cudaStream_t stream = nullptr);
   /// A plan that was moved from can only be assigned to and destroyed.
-  PackedPlan(PackedPlan&& other) noexcept;
-  PackedPlan& operator=(PackedPlan&& other) noexcept;
-  ~PackedPlan();
+  PackedPlan(PackedPlan&&) noexcept = default;
+  PackedPlan& operator=(PackedPlan&&) noexcept = default;
 
   /// The plan of padded sequences, with the counts of the last forward call.
   const AttentionPlan<S>& padded() const;
@@ -62,7 +61,7 @@ class PackedPlan {
  private:
   class Implementation;  // packed_plan_definition.cuh
 
-  std::unique_ptr<Implementation> m_implementation;
+  std::shared_ptr<Implementation> m_implementation;  // not shared: a unique_ptr would need the complete class
 };
 
 }  // namespace nprf::cuda

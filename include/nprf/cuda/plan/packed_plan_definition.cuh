@@ -119,14 +119,7 @@ class PackedPlan<S>::Implementation {
 
 template <Storage S>
 PackedPlan<S>::PackedPlan(AttentionModel model, const PlanShape& shape, const PlanOptions& options, cudaStream_t stream)
-    : m_implementation(std::make_unique<Implementation>(std::move(model), shape, options, stream)) {}
-template <Storage S>
-PackedPlan<S>::PackedPlan(PackedPlan&&) noexcept = default;
-template <Storage S>
-PackedPlan<S>& PackedPlan<S>::operator=(PackedPlan&&) noexcept = default;
-template <Storage S>
-PackedPlan<S>::~PackedPlan() = default;
-
+    : m_implementation(std::make_shared<Implementation>(std::move(model), shape, options, stream)) {}
 template <Storage S>
 const AttentionPlan<S>& PackedPlan<S>::padded() const {
   return m_implementation->padded();
