@@ -15,7 +15,8 @@ BIAS_RATE = 10.0  # the learning rate of relative position biases, over that of 
 
 
 class Training(NamedTuple):
-    """losses: (step, the mean of the training loss since the last entry). norm: the largest |q| times the largest |k| of a call, over sqrt(d)."""
+    """losses: (step, the mean of the training loss since the last entry). norm: the largest |q| times the largest |k| of a
+    call, over sqrt(d)."""
 
     losses: list
     ms: float  # a step: processor time, which other programs do not change, or with a GPU wall time
