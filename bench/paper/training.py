@@ -52,8 +52,16 @@ def diverges(losses):
     return sum(last) / len(last) > min(values) + 0.5
 
 
-def train(model, loss_of, *, steps, rate, seed, progress, clip=1.0, decay=True, log_norms=False, checkpoint=None):
-    """Trains by AdamW. loss_of(generator) draws a batch and returns its loss. progress(step, steps) is called each step.
+def part_size(settings):
+    """The size of a part of the batch of a run: `parts` of them fit in memory one after another, if not the whole."""
+    return settings["batch"] // settings.get("parts", 1)
+
+
+def train(
+    model, loss_of, *, steps, rate, seed, progress, parts=1, clip=1.0, decay=True, log_norms=False, checkpoint=None
+):
+    """Trains by AdamW. loss_of(generator) draws a batch, or one of `parts` parts of it of the same size, and returns its
+    mean loss. progress(step, steps) is called each step.
 
     checkpoint: a file that gets the state every ten minutes and, of a longer training, at the end; an interrupted training
     goes on from it.
@@ -73,12 +81,15 @@ def train(model, loss_of, *, steps, rate, seed, progress, clip=1.0, decay=True, 
     for step in range(first, steps):
         for group in optimizer.param_groups:
             group["lr"] = rate * group["scale"] * schedule(step, steps, decay)
-        loss = loss_of(generator)
         optimizer.zero_grad()
-        loss.backward()
+        loss = 0.0
+        for _ in range(parts):
+            part = loss_of(generator) / parts
+            part.backward()
+            loss += part.item()
         nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
-        recent.append(loss.item())
+        recent.append(loss)
         done, finite = step + 1, math.isfinite(recent[-1])
         progress(done, steps)
         if done % every == 0 or done == steps or not finite:
@@ -96,11 +107,11 @@ def train(model, loss_of, *, steps, rate, seed, progress, clip=1.0, decay=True, 
 
 
 def train_run(run, model, loss_of, progress, **options):
-    """train() with the steps, the learning rate, the seed and the checkpoint of a run."""
+    """train() with the steps, the parts of a batch, the learning rate, the seed and the checkpoint of a run."""
     s = run.settings
     return train(
-        model, loss_of, steps=s["steps"], rate=s["rate"], seed=run.seed, progress=progress, checkpoint=run.checkpoint,
-        **options,
+        model, loss_of, steps=s["steps"], parts=s.get("parts", 1), rate=s["rate"], seed=run.seed, progress=progress,
+        checkpoint=run.checkpoint, **options,
     )  # fmt: skip
 
 

@@ -22,8 +22,13 @@ VARIANTS = {
 
 def plan(options):
     size = texts.size_of(options, steps=400, tokens=128, dim=64, held_out=32)
+
+    def parts(mechanism):  # sequences one by one, since logarithms need tokens^2 numbers for each feature
+        is_large = options.size == "paper" and mechanism["kernel"] == "logarithms"
+        return {"parts": size["batch"]} if is_large else {}
+
     return [
-        {"variant": name, "mechanism": mechanism, **size, "rate": rate}
+        {"variant": name, "mechanism": mechanism, **size, **parts(mechanism), "rate": rate}
         for name, mechanism in VARIANTS.items()
         for rate in RATES
         if rate == RATES[-1] or mechanism["kernel"] != "logarithms"

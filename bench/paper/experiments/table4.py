@@ -22,7 +22,7 @@ NEAR = 2  # a square of 3 x 3 patches
 SIZES = {
     "tiny": dict(steps=2, batch=4, dim=24, layers=1, heads=2, patch=7, rate=1e-3, test=8),
     "small": dict(steps=600, batch=64, dim=96, layers=4, heads=3, patch=4, rate=1e-3, test=5000),
-    "paper": dict(steps=300_000, batch=1024, dim=768, layers=12, heads=12, patch=2, rate=5e-4, test=10_000),
+    "paper": dict(steps=300_000, batch=1024, parts=16, dim=768, layers=12, heads=12, patch=2, rate=5e-4, test=10_000),
 }
 
 
@@ -53,7 +53,7 @@ def measure(run, progress):
     ).to(device())
 
     def loss_of(generator):
-        chosen = torch.randint(len(classes), (s["batch"],), generator=generator)
+        chosen = torch.randint(len(classes), (training.part_size(s),), generator=generator)
         x = prepared(pictures.train_x[chosen.numpy()])
         flipped = torch.rand(len(x), 1, 1, 1, generator=generator).to(x.device) < 0.5
         return F.cross_entropy(model(torch.where(flipped, x.flip(-1), x)), classes[chosen.to(classes.device)])

@@ -50,7 +50,7 @@ def trained(run, progress, **options):
     model = language_model(run, BYTES, s["tokens"])
 
     def loss_of(generator):
-        return loss_on(model, data.windows(text.train, s["tokens"] + 1, s["batch"], generator))
+        return loss_on(model, data.windows(text.train, s["tokens"] + 1, training.part_size(s), generator))
 
     made = training.train_run(run, model, loss_of, progress, **options)
     return model, made, data.spread(text.valid, s["tokens"] + 1, s["held_out"])
@@ -58,7 +58,7 @@ def trained(run, progress, **options):
 
 def measure(run, progress, **options):
     model, made, rows = trained(run, progress, **options)
-    loss = math.inf if made.diverged else held_out_loss(model, rows, run.settings["batch"])
+    loss = math.inf if made.diverged else held_out_loss(model, rows, training.part_size(run.settings))
     return {
         "loss": loss,
         "perplexity": math.exp(loss) if loss < 100 else math.inf,

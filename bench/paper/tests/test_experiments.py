@@ -41,6 +41,7 @@ def test_the_other_sizes_have_plans(name):
     for size in ("small", "paper"):
         planned = experiment.plan(Options(size, "sample"))
         assert planned and all(isinstance(each, dict) for each in planned)
+        assert all(each["batch"] % each["parts"] == 0 for each in planned if "parts" in each)
 
 
 def entries(**losses):

@@ -96,6 +96,25 @@ def test_training_goes_on_from_a_checkpoint(tmp_path, monkeypatch):
     assert train(None, checkpoint) == whole
 
 
+def test_a_batch_in_parts_trains_like_the_whole():
+    def losses(parts):
+        torch.manual_seed(0)
+        model = LanguageModel(11, 8, 16, 1, 2, Mechanism())
+        rows = torch.randint(11, (4, 9), generator=torch.Generator().manual_seed(0)).split(4 // parts)
+        drawn = iter(rows * 12)
+
+        def loss_of(generator):
+            part = next(drawn)
+            return F.cross_entropy(model(part[:, :-1]).flatten(0, 1), part[:, 1:].flatten())
+
+        made = training.train(model, loss_of, steps=12, parts=parts, rate=1e-2, seed=0, progress=lambda done, of: None)
+        assert next(drawn, None) is None  # each step took all parts
+        return [loss for _, loss in made.losses]
+
+    assert losses(2) == pytest.approx(losses(1), rel=1e-4)
+    assert training.part_size({"batch": 8}) == 8 and training.part_size({"batch": 8, "parts": 4}) == 2
+
+
 @pytest.mark.parametrize("what", [data.text, data.pairs, data.pictures])
 def test_samples(what):
     sample = what("sample")
