@@ -41,6 +41,12 @@
 #define NPRF_CUDA_EXTERN_INSTANCES 0
 #endif
 
+/// 0: plans for GPUs have no gradients (PlanOptions::gradients throws), and a program compiles without the kernels of
+/// their backward pass. All translation units that compile plans must use the same value.
+#ifndef NPRF_CUDA_GRADIENTS
+#define NPRF_CUDA_GRADIENTS 1
+#endif
+
 /// 1: the program links nprf::levels, whose code is compiled for several levels of x86-64 (levels.hpp).
 #ifndef NPRF_X86_64_LEVELS
 #define NPRF_X86_64_LEVELS 0

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// The plans of main.cu, and those of other storage types.
+// The plans of main.cu.
 #include "nprf/cuda/instances.cuh"
 
 NPRF_CUDA_INSTANCES(float)
-NPRF_CUDA_INSTANCES(__half)
-NPRF_CUDA_INSTANCES(__nv_bfloat16)

@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "nprf/config.hpp"
 #include "nprf/cuda/attention/checked_product.cuh"
 #include "nprf/cuda/attention/normalize.cuh"
 #include "nprf/cuda/attention/recompute_log_domain.cuh"
@@ -19,16 +20,28 @@
 #include "nprf/cuda/device/scratch.hpp"
 #include "nprf/cuda/feature_map/forward.cuh"
 #include "nprf/cuda/plan/attention_plan.cuh"
-#include "nprf/cuda/plan/backward.cuh"
 #include "nprf/cuda/plan/cost_model.cuh"
 #include "nprf/cuda/plan/device_model.cuh"
 #include "nprf/cuda/plan/exact_pairs.cuh"
 #include "nprf/cuda/plan/options.cuh"
 #include "nprf/cuda/position/present_keys.cuh"
 #include "nprf/cuda/toeplitz/product.cuh"
+#if NPRF_CUDA_GRADIENTS
+#include "nprf/cuda/plan/backward.cuh"
+#else
+#include "nprf/cuda/plan/no_backward.cuh"
+#endif
 
 /// The members of AttentionPlan, with all kernels.
 namespace nprf::cuda {
+
+#if NPRF_CUDA_GRADIENTS
+template <Storage S>
+using PlanBackward = Backward<S>;
+#else
+template <Storage S>
+using PlanBackward = NoBackward<S>;
+#endif
 
 template <Storage S>
 class AttentionPlan<S>::Implementation {
@@ -130,7 +143,7 @@ class AttentionPlan<S>::Implementation {
     typename Product<S>::Arrays product;
     typename CheckedProduct<S>::Arrays checks;
     typename ExactPlan<S>::Arrays exact;
-    typename Backward<S>::Arrays backward;
+    typename PlanBackward<S>::Arrays backward;
   };
 
   // the mask of the keys that are no padding; null: all keys
@@ -277,7 +290,7 @@ class AttentionPlan<S>::Implementation {
   Product<S> m_product;
   CheckedProduct<S> m_checked_product;
   std::optional<ExactPlan<S>> m_exact;
-  std::optional<Backward<S>> m_backward;
+  std::optional<PlanBackward<S>> m_backward;
   DeviceMemory m_workspace;
   DeviceMemory m_counts;  // Counts, if calls allocate their workspace; else none
   std::size_t m_bytes = 0;

@@ -14,6 +14,7 @@
 #include "nprf/cuda/device/runtime.hpp"
 #include "nprf/cuda/device/scratch.hpp"
 #include "nprf/cuda/feature_map/backward.cuh"
+#include "nprf/cuda/plan/backward_inputs.cuh"
 #include "nprf/cuda/plan/device_model.cuh"
 #include "nprf/cuda/plan/exact_pairs.cuh"
 #include "nprf/cuda/plan/options.cuh"
@@ -27,22 +28,6 @@
 #include "nprf/cuda/toeplitz/product.cuh"
 
 namespace nprf::cuda {
-
-/// The inputs of AttentionPlan::backward.
-template <Storage S>
-struct BackwardInputs {
-  DeviceMatrixView<const S> q, k, v, dy;
-  const bool* key_mask;  // [batch, n_k]: false is padding; null: no padding
-};
-
-/// The parts of a plan that its backward pass uses.
-template <Storage S>
-struct ForwardParts {
-  const DeviceModel& model;
-  const Product<S>& product;
-  const CheckedProduct<S>& checked_product;
-  const ExactPlan<S>* exact;  // null: none
-};
 
 /// The gradients of y = N / D, where [N D] = Y = ((A B^T) o C) U and U = [V 1], from G = dL/dY. They are three more
 /// products with the same weights, by the same engine (GradientProducts), and the gradients of the lags. The backward

@@ -24,7 +24,7 @@ struct PlanShape {
 /// Options of a plan.
 struct PlanOptions {
   Engine engine = Engine::automatic;
-  bool gradients = false;                          // whether the plan supports backward
+  bool gradients = false;                          // whether the plan supports backward; not with NPRF_CUDA_GRADIENTS=0
   bool owns_workspace = true;                      // false: each call must pass a workspace
   std::size_t slab_bytes = std::size_t{64} << 20;  // maximum size of a slab, the buffer of FFTs in global memory
   double tolerance = default_tolerance<float>;  // of the error of a row, relative to the largest |v| that it attends to
