@@ -60,8 +60,8 @@ def part_size(settings):
 def train(
     model, loss_of, *, steps, rate, seed, progress, parts=1, clip=1.0, decay=True, log_norms=False, checkpoint=None
 ):
-    """Trains by AdamW. loss_of(generator) draws a batch, or one of `parts` parts of it of the same size, and returns its
-    mean loss. progress(step, steps) is called each step.
+    """Trains by AdamW. loss_of(generator) draws a batch, or with parts > 1 one of that many equal parts of it, and returns
+    its mean loss. progress(step, steps) is called each step.
 
     checkpoint: a file that gets the state every ten minutes and, of a longer training, at the end; an interrupted training
     goes on from it.

@@ -42,13 +42,13 @@ def measure(run, progress):
     model = texts.language_model(run, MASK + 1, s["tokens"], causal=False)
 
     def loss_of(generator):
-        return loss_on(model, data.windows(text.train, s["tokens"], s["batch"], generator), generator)
+        return loss_on(model, data.windows(text.train, s["tokens"], training.part_size(s), generator), generator)
 
     made = training.train_run(run, model, loss_of, progress)
     loss, rows = math.inf, data.spread(text.valid, s["tokens"], s["held_out"])
     if not made.diverged:
         generator = torch.Generator().manual_seed(0)  # the same masks for all
-        parts = rows.split(s["batch"])
+        parts = rows.split(training.part_size(s))
         with torch.no_grad():
             loss = sum(loss_on(model, part, generator).item() for part in parts) / len(parts)
     return {

@@ -46,12 +46,12 @@ def measure(run, progress):
     model = texts.language_model(run, s["levels"] + 1, tokens, position=("table", REACH))
 
     def loss_of(generator):
-        return texts.loss_on(model, train[torch.randint(len(train), (s["batch"],), generator=generator)])
+        return texts.loss_on(model, train[torch.randint(len(train), (training.part_size(s),), generator=generator)])
 
     made = training.train_run(run, model, loss_of, progress)
     bits, generated = math.inf, []
     if not made.diverged:
-        bits = texts.held_out_loss(model, test, s["batch"]) / math.log(2)
+        bits = texts.held_out_loss(model, test, training.part_size(s)) / math.log(2)
         if s["mechanism"]["kernel"] != "softmax" and run.seed == 0:
             generator = torch.Generator().manual_seed(0)
             generated = model.cpu().generate(tokens, PICTURES, s["levels"], generator).tolist()
