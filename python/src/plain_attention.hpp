@@ -11,6 +11,7 @@
 #include "jax/plain_call.hpp"
 #include "models.hpp"
 #include "nprf/core/types.hpp"
+#include "saved_call.hpp"
 
 namespace nprf::python {
 
@@ -28,12 +29,12 @@ class PlainAttentionOf : public PlainAttention {
 
   void backward(const PlainShape& s, const PlainInputs& x, const void* dy, const PlainGradients& g) const override {
     const auto attention = with_biases(s, x);
-    Saved<T> saved;
+    const SavedCall<T> call;
     std::vector<T> y(static_cast<std::size_t>(s.batch * s.heads * s.n_q * s.d_v));
-    evaluate(*attention, s, x, y.data(), &saved);
+    evaluate(*attention, s, x, y.data(), call.saved.get());
     std::vector<Matrix<T>> dbias, dextra;
     GradientReport report;
-    attention->backward(saved, view(static_cast<const T*>(dy), s.batch, s.heads, s.n_q, s.d_v),
+    attention->backward(*call.saved, view(static_cast<const T*>(dy), s.batch, s.heads, s.n_q, s.d_v),
                         view(static_cast<T*>(g.q), s.batch, s.heads, s.n_q, s.d),
                         view(static_cast<T*>(g.k), s.batch, s.kv_heads, s.n_k, s.d),
                         view(static_cast<T*>(g.v), s.batch, s.kv_heads, s.n_k, s.d_v), dbias, dextra, report);
