@@ -5,7 +5,7 @@
 
 if(NOT TARGET nprf_compiled)
   add_library(nprf_compiled STATIC EXCLUDE_FROM_ALL)
-  foreach(name attention_float attention_double product_float product_double calibration)
+  foreach(name attention_float attention_double product_float product_double decoder sample)
     target_sources(nprf_compiled PRIVATE ${CMAKE_CURRENT_LIST_DIR}/instances/${name}.cpp)
   endforeach()
   add_library(nprf::compiled ALIAS nprf_compiled)

@@ -2,9 +2,12 @@
 #pragma once
 
 #include "nprf/attention/batch/batch.hpp"
+#include "nprf/attention/batch/head_models.hpp"
+#include "nprf/attention/heads_view.hpp"
 #include "nprf/calibration/calibrate.hpp"
 #include "nprf/config.hpp"
 #include "nprf/core/compiled_flags.hpp"
+#include "nprf/decoder/decoder.hpp"
 #include "nprf/feature_map/balance.hpp"
 #include "nprf/feature_map/centred.hpp"
 #include "nprf/feature_map/elu.hpp"
@@ -13,16 +16,18 @@
 #include "nprf/feature_map/random_features.hpp"
 #include "nprf/feature_map/taylor.hpp"
 #include "nprf/feature_map/trigonometric.hpp"
+#include "nprf/normalize/normalization.hpp"
+#include "nprf/reference/softmax_attention.hpp"
 #include "nprf/toeplitz/direct/backward_tile.hpp"
 #include "nprf/toeplitz/direct/forward_tile.hpp"
 #include "nprf/toeplitz/product.hpp"
 
 /// The explicit instantiations, for a scalar T, of the templates that take longest to compile. A program of many files
-/// can compile them once: compile all files with NPRF_EXTERN_INSTANCES=1, and write in one of them, for each scalar
-/// that the program uses,
+/// can compile them once: compile all files with NPRF_EXTERN_INSTANCES=1, and write in one of them
 ///
 ///     #include <nprf/instances.hpp>
 ///     NPRF_INSTANCES(, float)
+///     NPRF_INSTANCES(, double)    // of which calibration for float needs some
 ///
 /// The CMake target nprf::compiled does this. All files must be compiled with the same -march flags (CompiledFlags).
 ///
@@ -31,21 +36,42 @@
 #define NPRF_INSTANCES(PREFIX, T)     \
   NPRF_PRODUCT_INSTANCES(PREFIX, T)   \
   NPRF_ATTENTION_INSTANCES(PREFIX, T) \
-  NPRF_CALIBRATION_INSTANCES(PREFIX, T)
+  NPRF_DECODER_INSTANCES(PREFIX, T)   \
+  NPRF_SAMPLE_INSTANCES(PREFIX, T)
 
 /// The parts of NPRF_INSTANCES, for several files.
 #define NPRF_PRODUCT_INSTANCES(PREFIX, T)               \
   PREFIX template class nprf::toeplitz::Product<T>;     \
   PREFIX template class nprf::toeplitz::ForwardTile<T>; \
   PREFIX template class nprf::toeplitz::BackwardTile<T>;
-#define NPRF_CALIBRATION_INSTANCES(PREFIX, T)                                                                        \
-  PREFIX template nprf::Balance<T> nprf::balance<T>(const nprf::MatrixView<T>&, const nprf::MatrixView<T>&, double); \
-  PREFIX template nprf::HeadsCalibration<T> nprf::detail::calibrate_samples<T>(                                      \
-      std::span<const nprf::HeadSample<double>>, const nprf::CalibrationOptions&);
-#define NPRF_ATTENTION_INSTANCES(PREFIX, T) \
-  NPRF_FEATURE_MAP_INSTANCES(PREFIX, T)     \
-  PREFIX template class nprf::Batch<T>;     \
+#define NPRF_ATTENTION_INSTANCES(PREFIX, T)                                                                     \
+  NPRF_FEATURE_MAP_INSTANCES(PREFIX, T)                                                                         \
+  PREFIX template class nprf::Batch<T>;                                                                         \
+  PREFIX template void nprf::HeadModels<T>::check() const;                                                      \
+  PREFIX template void nprf::check_attention_arrays<T>(                                                         \
+      const nprf::HeadsView<const T>&, const nprf::HeadsView<const T>&, const nprf::HeadsView<const T>&,        \
+      const nprf::HeadsView<T>&, nprf::Index, nprf::Index);                                                     \
+  PREFIX template void nprf::check_gradient_arrays<T>(                                                          \
+      const nprf::AttentionShape&, nprf::Index, nprf::Index, nprf::Index, const nprf::HeadsView<const T>&,      \
+      const nprf::HeadsView<T>&, const nprf::HeadsView<T>&, const nprf::HeadsView<T>&);                         \
+  PREFIX template nprf::Vector<T> nprf::Normalization::row_scale<T>(const nprf::MatrixView<T>&, bool) const;    \
+  PREFIX template void nprf::Normalization::row_scale<T>(const nprf::MatrixView<T>&, bool,                      \
+                                                         Eigen::Ref<nprf::Vector<T>>, const nprf::Team&) const; \
+  PREFIX template void nprf::Normalization::backward<T>(const nprf::MatrixView<T>&, nprf::RowScale<T>,          \
+                                                        nprf::MatrixRef<T>) const;                              \
   NPRF_FEATURE_MAPS(NPRF_VIEW_INSTANCE, PREFIX, T)
+#define NPRF_DECODER_INSTANCES(PREFIX, T) PREFIX template class nprf::Decoder<T>;
+/// Calibration, and exact attention for comparisons.
+#define NPRF_SAMPLE_INSTANCES(PREFIX, T)                                                                              \
+  PREFIX template nprf::Balance<T> nprf::balance<T>(const nprf::MatrixView<T>&, const nprf::MatrixView<T>&, double);  \
+  PREFIX template nprf::SampleTokens<double> nprf::sample_tokens<T>(                                                  \
+      const nprf::MatrixView<T>&, const nprf::MatrixView<T>&, const nprf::MatrixView<T>&, const nprf::Normalization&, \
+      nprf::Index);                                                                                                   \
+  PREFIX template nprf::HeadsCalibration<T> nprf::detail::calibrate_samples<T>(                                       \
+      std::span<const nprf::HeadSample<double>>, const nprf::CalibrationOptions&);                                    \
+  PREFIX template nprf::Matrix<T> nprf::reference::detail::softmax_attention<T>(                                      \
+      const nprf::MatrixView<T>&, const nprf::MatrixView<T>&, const nprf::MatrixView<T>&,                             \
+      const nprf::PositionView<T>&, nprf::Direction, nprf::Normalization, void (*)(), std::span<const bool>);
 #define NPRF_VIEW_INSTANCE(PREFIX, T, NAME, ...) \
   PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const __VA_ARGS__&);
 

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "nprf/core/error.hpp"
+#include "nprf/core/shapes.hpp"
 #include "nprf/core/types.hpp"
 
 namespace nprf {
@@ -188,6 +189,41 @@ void check_output(const HeadsView<T>& x, const char* name, Index batch, Index he
             by.batch, " (token, head, batch)");
     span += (count - 1) * stride;
   }
+}
+
+/// Throws InvalidArgument unless these are the arrays of a call of an attention whose feature maps have input_dim:
+/// q [b,h,n_q,d] k [b,h_k,n_k,d] v [b,h_k,n_k,d_v] y [b,h,n_q,d_v], where y shares no memory with the others.
+/// heads_of_model: as for check_head_counts().
+template <Real T>
+void check_attention_arrays(const HeadsView<const T>& q, const HeadsView<const T>& k, const HeadsView<const T>& v,
+                            const HeadsView<T>& y, Index input_dim, Index heads_of_model) {
+  check_heads(q, "queries", q.batch, q.heads, q.tokens, q.channels);
+  require(q.channels == input_dim, "queries: expected ", input_dim, " columns (the feature map's input_dim), got ",
+          q.channels);
+  check_head_counts(q.heads, k.heads, heads_of_model);
+  check_heads(k, "keys", q.batch, k.heads, k.tokens, q.channels);
+  check_heads(v, "values", q.batch, k.heads, k.tokens, v.channels);
+  check_output(y, "y", q.batch, q.heads, q.tokens, v.channels);
+  require(!detail::may_overlap(y, q) && !detail::may_overlap(y, k) && !detail::may_overlap(y, v),
+          "y: expected an array that shares no memory with queries, keys and values, got one that does");
+}
+
+/// The same for those of its gradients: dy [b,h,n_q,d_v] dq [b,h,n_q,d] dk [b,h_k,n_k,d] dv [b,h_k,n_k,d_v], where no
+/// array shares memory with another.
+template <Real T>
+void check_gradient_arrays(const AttentionShape& shape, Index batch, Index heads, Index heads_k,
+                           const HeadsView<const T>& dy, const HeadsView<T>& dq, const HeadsView<T>& dk,
+                           const HeadsView<T>& dv) {
+  const auto [n_q, n_k, d, d_v] = shape;
+  check_heads(dy, "dy", batch, heads, n_q, d_v);
+  check_output(dq, "dq", batch, heads, n_q, d);
+  check_output(dk, "dk", batch, heads_k, n_k, d);
+  check_output(dv, "dv", batch, heads_k, n_k, d_v);
+  const auto is_apart = [&](const HeadsView<T>& x, const auto&... others) {
+    return (!detail::may_overlap(x, dy) && ... && !detail::may_overlap(x, others));
+  };
+  require(is_apart(dq, dk, dv) && is_apart(dk, dv) && is_apart(dv),
+          "dq, dk, dv: expected arrays that share no memory with each other and with dy, got some that do");
 }
 
 }  // namespace nprf

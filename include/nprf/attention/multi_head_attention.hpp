@@ -20,9 +20,7 @@
 #include "nprf/core/mixed_scalars.hpp"
 #include "nprf/core/resize.hpp"
 #include "nprf/feature_map/feature_map.hpp"
-#include "nprf/feature_map/feature_map_view.hpp"
 #include "nprf/position/position.hpp"
-#include "nprf/toeplitz/product.hpp"
 
 namespace nprf {
 
@@ -56,23 +54,7 @@ class MultiHeadAttention {
   MultiHeadAttention(std::vector<F> features, std::vector<P> positions, AttentionOptions options = {})
       : m_features(std::move(features)), m_positions(std::move(positions)), m_options(options) {
     CompiledFlags<T>::same_flags();
-    require(!m_features.empty(), "feature_maps: expected one, or one for each head, got none");
-    require(!m_positions.empty(), "positions: expected one, or one for each head, got none");
-    require(m_features.size() == 1 || m_positions.size() == 1 || m_features.size() == m_positions.size(),
-            "positions: expected 1 or ", m_features.size(), " (the number of feature maps), got ", m_positions.size());
-    for (const F& f : m_features)
-      require(f.input_dim() == m_features[0].input_dim() && f.output_dim() == m_features[0].output_dim(),
-              "feature_maps: expected ", m_features[0].input_dim(), " -> ", m_features[0].output_dim(),
-              " of all heads, got ", f.input_dim(), " -> ", f.output_dim());
-    toeplitz::require_available(options.engine);
-    const FeatureMapView<T> map(m_features[0]);
-    const auto check_exact = [&](Index count, const char* name) {
-      require(count >= 0, name, ": expected 0 or more, got ", count);
-      require(count == 0 || (map.estimates_exp() && map.has_log_factors()), name,
-              ": expected 0 for a feature map that does not estimate exp or has no log_factor, got ", count);
-    };
-    check_exact(options.near, "near");
-    check_exact(options.sinks, "sinks");
+    heads().check();
     for (const P& position : m_positions) check_position(position, options.direction);
   }
   MultiHeadAttention(F features, std::vector<P> positions, AttentionOptions options = {})
@@ -139,16 +121,7 @@ class MultiHeadAttention {
                 GradientReport* report = nullptr) const {
     static_assert(LearnedPosition<P>, "nprf: backward needs a position with gradient() (position.hpp)");
     check_saved(saved);
-    const auto [n_q, n_k, d, d_v] = saved.m_sizes;
-    check_heads(dy, "dy", saved.m_batch, saved.m_heads, n_q, d_v);
-    check_output(dq, "dq", saved.m_batch, saved.m_heads, n_q, d);
-    check_output(dk, "dk", saved.m_batch, saved.m_kv_heads, n_k, d);
-    check_output(dv, "dv", saved.m_batch, saved.m_kv_heads, n_k, d_v);
-    const auto is_apart = [&](const HeadsView<T>& x, const auto&... others) {
-      return (!detail::may_overlap(x, dy) && ... && !detail::may_overlap(x, others));
-    };
-    require(is_apart(dq, dk, dv) && is_apart(dk, dv) && is_apart(dv),
-            "dq, dk, dv: expected arrays that share no memory with each other and with dy, got some that do");
+    check_gradient_arrays<T>(saved.m_sizes, saved.m_batch, saved.m_heads, saved.m_kv_heads, dy, dq, dk, dv);
     const typename BatchPool<T>::Lease batch(*m_pool);
     const GradientReport call_report = batch->backward(heads(), saved, dy, dq, dk, dv);
     if (report) *report = call_report;
@@ -201,16 +174,7 @@ class MultiHeadAttention {
 
   void evaluate(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y,
                 const CallOptions& call, Saved<T>* saved) const {
-    check_heads(q, "queries", q.batch, q.heads, q.tokens, q.channels);
-    const Index input_dim = m_features[0].input_dim();
-    require(q.channels == input_dim, "queries: expected ", input_dim, " columns (the feature map's input_dim), got ",
-            q.channels);
-    check_head_counts(q.heads, k.heads, heads_of_model());
-    check_heads(k, "keys", q.batch, k.heads, k.tokens, q.channels);
-    check_heads(v, "values", q.batch, k.heads, k.tokens, v.channels);
-    check_output(y, "y", q.batch, q.heads, q.tokens, v.channels);
-    require(!detail::may_overlap(y, q) && !detail::may_overlap(y, k) && !detail::may_overlap(y, v),
-            "y: expected an array that shares no memory with queries, keys and values, got one that does");
+    check_attention_arrays<T>(q, k, v, y, m_features[0].input_dim(), heads_of_model());
     const typename BatchPool<T>::Lease batch(*m_pool);
     batch->forward(heads(), q, k, v, y, call, saved);
   }

@@ -16,6 +16,7 @@
 #include "nprf/calibration/head_sample.hpp"
 #include "nprf/calibration/hermite_features.hpp"
 #include "nprf/calibration/softmax_error.hpp"
+#include "nprf/core/compiled_flags.hpp"
 #include "nprf/core/error.hpp"
 #include "nprf/core/near_lags.hpp"
 #include "nprf/core/types.hpp"
@@ -185,6 +186,7 @@ HeadsCalibration<T> calibrate_heads(std::type_identity_t<HeadsView<const T>> q,
                                     std::type_identity_t<HeadsView<const T>> k,
                                     std::type_identity_t<HeadsView<const T>> v, std::span<const P> positions,
                                     const CalibrationOptions& options) {
+  CompiledFlags<T>::same_flags();
   detail::check_calibration(options);
   detail::check_samples(q, k, v);
   const auto num_positions = static_cast<Index>(positions.size());

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <initializer_list>
+#include <ostream>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -19,12 +21,31 @@ struct BackendError : std::runtime_error {
 
 namespace detail {
 
+/// Refers to a part of a message: anything that a stream can write.
+class MessagePart {
+ public:
+  MessagePart(const char* text)
+      : m_part(text), m_write([](std::ostream& out, const void* part) { out << static_cast<const char*>(part); }) {}
+  template <class X>
+  MessagePart(const X& part)
+      : m_part(&part), m_write([](std::ostream& out, const void* x) { out << *static_cast<const X*>(x); }) {}
+
+  void write(std::ostream& out) const { m_write(out, m_part); }
+
+ private:
+  const void* m_part;
+  void (*m_write)(std::ostream&, const void*);
+};
+
+inline std::string sentence_of(std::initializer_list<MessagePart> parts) {
+  std::ostringstream out;
+  for (const MessagePart& part : parts) part.write(out);
+  return out.str();
+}
 template <class... Parts>
   requires(sizeof...(Parts) > 0)
 std::string sentence(const Parts&... parts) {
-  std::ostringstream out;
-  (out << ... << parts);
-  return out.str();
+  return sentence_of({parts...});
 }
 
 }  // namespace detail

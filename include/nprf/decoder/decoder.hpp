@@ -116,11 +116,7 @@ class Decoder {
   template <class F, class P>
     requires std::is_same_v<typename F::Scalar, T>
   explicit Decoder(const MultiHeadAttention<F, P>& attention, DecoderOptions options = {})
-      : m_model(std::make_unique<DecoderModelOf<F, P>>(attention)),
-        m_options(options.checked(attention.options())),
-        m_states(step_models<T>(*m_model, options.rollback,
-                                options.most_tokens > 0 ? options.most_tokens : StepBias<T>::unlimited),
-                 options.batch, options.windows) {}
+      : Decoder(std::make_unique<DecoderModelOf<F, P>>(attention), options.checked(attention.options())) {}
 
   const DecoderOptions& options() const { return m_options; }
   Index batch() const { return m_options.batch; }
@@ -137,16 +133,7 @@ class Decoder {
   /// runs out, or if `poll` or a user's own feature map throws, sequences take back the tokens of the call if they can,
   /// and are reset if they cannot.
   void prefill(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y,
-               const CallOptions& call = {}) {
-    bool all_empty = true;
-    for (Index b = 0; b < batch(); ++b) all_empty = all_empty && this->tokens(b) == 0;
-    if (!all_empty) return step(q, k, v, y, call);
-    const NewTokens<T> tokens{q, k, v, y};
-    check(tokens, call);
-    m_model->attend(q, k, v, y, call);  // which refuses options that no step has, before the states change
-    prepare(tokens, call);
-    run(tokens, call, Pass::append);
-  }
+               const CallOptions& call = {});
   template <class Q, class K, class V, class Y>
     requires detail::MixedScalars<T, Q, K, V, Y>
   void prefill(const Q&, const K&, const V&, const Y&, const CallOptions& = {}) {
@@ -156,13 +143,7 @@ class Decoder {
   /// The same by steps, for one token or a few: the rows do not depend on later tokens. Calls `poll` after every 64
   /// tokens, so that it never ends a step of fewer. The table above has the time for each token of each head.
   void step(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y,
-            const CallOptions& call = {}) {
-    const NewTokens<T> tokens{q, k, v, y};
-    check(tokens, call);
-    require(call.softmax_samples == 0, "softmax_samples: expected 0 for steps, got ", call.softmax_samples);
-    prepare(tokens, call);
-    run(tokens, call, Pass::attend);
-  }
+            const CallOptions& call = {});
   template <class Q, class K, class V, class Y>
     requires detail::MixedScalars<T, Q, K, V, Y>
   void step(const Q&, const K&, const V&, const Y&, const CallOptions& = {}) {
@@ -172,37 +153,18 @@ class Decoder {
   /// Takes back the last tokens of a sequence. O(heads). Throws InvalidArgument if there is no such sequence or it has
   /// fewer tokens. Throws, too, if the sequence would have more than DecoderOptions::rollback tokens less than it had
   /// at most since it was empty, unless that was at most K + R, so that no token has left the ring.
-  void rollback(Index sequence, Index tokens) {
-    check_sequence(sequence, "sequence");
-    const Index most = this->tokens(sequence);
-    require(0 <= tokens && tokens <= most, "tokens: expected 0 to ", most, " (those of the sequence), got ", tokens);
-    require(m_states.can_roll_back_to(sequence, most - tokens), "tokens: expected at most ", m_options.rollback,
-            " (DecoderOptions::rollback) less than the sequence ever had, got ", tokens, " less than ", most);
-    m_states.roll_back_to(sequence, most - tokens);
-  }
+  void rollback(Index sequence, Index tokens);
 
   /// Sequence b becomes a copy of what sequence from[b] was, for all b, as beam search selects beams. Copies only the
   /// states that are selected more than once: O(batch + bytes of these copies). Throws InvalidArgument unless `from`
   /// has one sequence for each. If memory runs out, sequences that are not selected may be reset.
-  void reorder(std::span<const Index> from) {
-    require(static_cast<Index>(from.size()) == batch(), "from: expected ", batch(), " sequences (the batch), got ",
-            from.size());
-    for (const Index sequence : from) check_sequence(sequence, "from");
-    m_states.reorder(from);
-  }
+  void reorder(std::span<const Index> from);
   /// Sequence `to` becomes a copy of sequence `from`. O(bytes of its state). Throws InvalidArgument if one of them does
   /// not exist. If memory runs out, `to` is reset.
-  void fork(Index from, Index to) {
-    check_sequence(from, "from");
-    check_sequence(to, "to");
-    m_states.copy(from, to);
-  }
+  void fork(Index from, Index to);
 
   /// Removes all tokens of a sequence; of all sequences. O(bytes of the sums); the memory of rings is kept.
-  void reset(Index sequence) {
-    check_sequence(sequence, "sequence");
-    m_states.clear(sequence);
-  }
+  void reset(Index sequence);
   void reset() {
     for (Index b = 0; b < batch(); ++b) reset(b);
   }
@@ -218,26 +180,17 @@ class Decoder {
 
   /// Writes the states of all sequences in binary form, for a machine of the same byte order. O(bytes()). Throws
   /// InvalidArgument if the stream fails.
-  void save(std::ostream& stream) const {
-    StateWriter out;
-    out(version);
-    m_states.save(out);
-    out.write(stream);
-  }
+  void save(std::ostream& stream) const;
   /// Replaces the states by those of a file that a decoder of the same attention and options saved. O(bytes()).
   /// Throws InvalidArgument if the file is of another decoder, was cut or has changed; then it changes nothing.
-  void load(std::istream& stream) {
-    StateReader in(stream);
-    const auto saved = in.next<std::uint64_t>();
-    require(saved == version, "state: expected version ", version, ", got ", saved);
-    m_states.load(in);
-    m_accepted.reset();
-  }
+  void load(std::istream& stream);
 
  private:
   enum class Pass { append, attend };
   static constexpr Index tile = 64;  // tokens of all states of a task whose features are computed together
   static constexpr std::uint64_t version = 3;
+
+  Decoder(std::unique_ptr<const DecoderModel<T>> model, const DecoderOptions& options);
 
   void check_sequence(Index sequence, const char* name) const {
     require(0 <= sequence && sequence < batch(), name, ": expected 0 to ", batch() - 1,
@@ -245,11 +198,7 @@ class Decoder {
   }
 
   // checking all sizes and strides would take longer than a step of one head
-  void check(const NewTokens<T>& tokens, const CallOptions& call) {
-    if (!m_accepted || !tokens.has_layout_of(*m_accepted)) tokens.check_layout(m_states);
-    tokens.check(m_states, call);
-    m_accepted = tokens;
-  }
+  void check(const NewTokens<T>& tokens, const CallOptions& call);
   void prepare(const NewTokens<T>& tokens, const CallOptions& call);
   void run(const NewTokens<T>& tokens, const CallOptions& call, Pass pass);
   // the states first, ..., of one model, of a sequence: their features are computed together
@@ -294,6 +243,92 @@ class Decoder {
 
 template <class F, class P>
 Decoder(const MultiHeadAttention<F, P>&, DecoderOptions = {}) -> Decoder<typename F::Scalar>;
+
+template <OnlyReal T>
+Decoder<T>::Decoder(std::unique_ptr<const DecoderModel<T>> model, const DecoderOptions& options)
+    : m_model(std::move(model)),
+      m_options(options),
+      m_states(step_models<T>(*m_model, options.rollback,
+                              options.most_tokens > 0 ? options.most_tokens : StepBias<T>::unlimited),
+               options.batch, options.windows) {}
+
+template <OnlyReal T>
+void Decoder<T>::prefill(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y,
+                         const CallOptions& call) {
+  bool all_empty = true;
+  for (Index b = 0; b < batch(); ++b) all_empty = all_empty && this->tokens(b) == 0;
+  if (!all_empty) return step(q, k, v, y, call);
+  const NewTokens<T> tokens{q, k, v, y};
+  check(tokens, call);
+  m_model->attend(q, k, v, y, call);  // which refuses options that no step has, before the states change
+  prepare(tokens, call);
+  run(tokens, call, Pass::append);
+}
+
+template <OnlyReal T>
+void Decoder<T>::step(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y,
+                      const CallOptions& call) {
+  const NewTokens<T> tokens{q, k, v, y};
+  check(tokens, call);
+  require(call.softmax_samples == 0, "softmax_samples: expected 0 for steps, got ", call.softmax_samples);
+  prepare(tokens, call);
+  run(tokens, call, Pass::attend);
+}
+
+template <OnlyReal T>
+void Decoder<T>::rollback(Index sequence, Index tokens) {
+  check_sequence(sequence, "sequence");
+  const Index most = this->tokens(sequence);
+  require(0 <= tokens && tokens <= most, "tokens: expected 0 to ", most, " (those of the sequence), got ", tokens);
+  require(m_states.can_roll_back_to(sequence, most - tokens), "tokens: expected at most ", m_options.rollback,
+          " (DecoderOptions::rollback) less than the sequence ever had, got ", tokens, " less than ", most);
+  m_states.roll_back_to(sequence, most - tokens);
+}
+
+template <OnlyReal T>
+void Decoder<T>::reorder(std::span<const Index> from) {
+  require(static_cast<Index>(from.size()) == batch(), "from: expected ", batch(), " sequences (the batch), got ",
+          from.size());
+  for (const Index sequence : from) check_sequence(sequence, "from");
+  m_states.reorder(from);
+}
+
+template <OnlyReal T>
+void Decoder<T>::fork(Index from, Index to) {
+  check_sequence(from, "from");
+  check_sequence(to, "to");
+  m_states.copy(from, to);
+}
+
+template <OnlyReal T>
+void Decoder<T>::reset(Index sequence) {
+  check_sequence(sequence, "sequence");
+  m_states.clear(sequence);
+}
+
+template <OnlyReal T>
+void Decoder<T>::save(std::ostream& stream) const {
+  StateWriter out;
+  out(version);
+  m_states.save(out);
+  out.write(stream);
+}
+
+template <OnlyReal T>
+void Decoder<T>::load(std::istream& stream) {
+  StateReader in(stream);
+  const auto saved = in.next<std::uint64_t>();
+  require(saved == version, "state: expected version ", version, ", got ", saved);
+  m_states.load(in);
+  m_accepted.reset();
+}
+
+template <OnlyReal T>
+void Decoder<T>::check(const NewTokens<T>& tokens, const CallOptions& call) {
+  if (!m_accepted || !tokens.has_layout_of(*m_accepted)) tokens.check_layout(m_states);
+  tokens.check(m_states, call);
+  m_accepted = tokens;
+}
 
 // allocates all memory of the states
 template <OnlyReal T>

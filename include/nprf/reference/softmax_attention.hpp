@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "nprf/core/compiled_flags.hpp"
 #include "nprf/core/error.hpp"
 #include "nprf/core/gemm.hpp"
 #include "nprf/core/resize.hpp"
@@ -131,6 +132,7 @@ Matrix<T> softmax_attention(const std::type_identity_t<MatrixView<T>>& q, const 
                             const std::type_identity_t<MatrixView<T>>& v, const P& position, Direction direction,
                             Normalization normalization, void (*poll)() = nullptr,
                             std::span<const bool> key_mask = {}) {
+  CompiledFlags<T>::same_flags();
   check_position(position, direction);
   return detail::softmax_attention<T>(q, k, v, position, direction, normalization, poll, key_mask);
 }
