@@ -10,12 +10,12 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "nprf/attention/attention.hpp"
+#include "nprf/core/function_ref.hpp"
 #include "nprf/core/threads.hpp"
 #include "nprf/feature_map/paper_names.hpp"
 #include "nprf/position/alibi.hpp"
@@ -730,7 +730,8 @@ TEST_CASE("multi-head: arrays whose shapes do not match the queries are rejected
   Outputs<double> out(x);
   const MultiHeadAttention attention(maps<double>(1)[0], tables<double>(1)[0]);
   const HeadsView<double> q = x.q.view(), k = x.k.view(), v = x.v.view(), y = out.y.view();
-  const auto check = [&](std::string_view name, const HeadsView<double>& of, auto&& call) {
+  const auto check = [&](const std::string& name, const HeadsView<double>& of,
+                         FunctionRef<void(const HeadsView<double>&)> call) {
     for (const auto size : sizes)
       for (const Index by : {-1, 1}) {
         // another number of keys, or of value channels, is reported for another array
@@ -739,11 +740,11 @@ TEST_CASE("multi-head: arrays whose shapes do not match the queries are rejected
         // fewer heads of keys are shared by those of queries, if they divide them
         if (name == "keys" && size == &HeadsView<double>::heads) continue;
         const HeadsView<double> wrong = resized(of, size, by);
-        check_invalid([&] { call(wrong); }, {std::string(name) + ": expected " + text(of), "got " + text(wrong)});
+        check_invalid([&] { call(wrong); }, {name + ": expected " + text(of), "got " + text(wrong)});
       }
     HeadsView<double> null = of;
     null.data = nullptr;
-    check_invalid([&] { call(null); }, {std::string(name) + ": expected data", "got a null pointer"});
+    check_invalid([&] { call(null); }, {name + ": expected data", "got a null pointer"});
   };
   check("keys", k, [&](const HeadsView<double>& wrong) { attention(q, wrong, v, y); });
   check("values", v, [&](const HeadsView<double>& wrong) { attention(q, k, wrong, y); });
@@ -846,15 +847,16 @@ TEST_CASE("multi-head: backward rejects arrays of wrong shapes", "[multi_head]")
   Saved<double> saved;
   forward(attention, x, out, saved);
   const HeadsView<double> dy = x.dy.view(), dq = out.dq.view(), dk = out.dk.view(), dv = out.dv.view();
-  const auto check = [&](std::string_view name, const HeadsView<double>& of, auto&& call) {
+  const auto check = [&](const std::string& name, const HeadsView<double>& of,
+                         FunctionRef<void(const HeadsView<double>&)> call) {
     for (const auto size : sizes)
       for (const Index by : {-1, 1}) {
         const HeadsView<double> wrong = resized(of, size, by);
-        check_invalid([&] { call(wrong); }, {std::string(name) + ": expected " + text(of), "got " + text(wrong)});
+        check_invalid([&] { call(wrong); }, {name + ": expected " + text(of), "got " + text(wrong)});
       }
     HeadsView<double> null = of;
     null.data = nullptr;
-    check_invalid([&] { call(null); }, {std::string(name) + ": expected data", "got a null pointer"});
+    check_invalid([&] { call(null); }, {name + ": expected data", "got a null pointer"});
   };
   using View = HeadsView<double>;
   check("dy", dy, [&](const View& wrong) { attention.backward(saved, wrong, dq, dk, dv, out.dbias); });

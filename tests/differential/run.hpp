@@ -177,4 +177,8 @@ std::unique_ptr<Runner<T>> make_runner(const Inputs<T>& x, Engine engine) {
       x.maps[0], x.positions[0]);
 }
 
+// compiled once (search.cpp), since it is for all maps and positions
+extern template std::unique_ptr<Runner<float>> make_runner(const Inputs<float>&, Engine);
+extern template std::unique_ptr<Runner<double>> make_runner(const Inputs<double>&, Engine);
+
 }  // namespace nprf::test::differential

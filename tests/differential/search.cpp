@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <memory>
 
 #include "differential/check.hpp"
 #include "differential/inputs.hpp"
@@ -15,6 +16,9 @@
 #include "nprf/nprf.hpp"
 
 namespace nprf::test::differential {
+
+template std::unique_ptr<Runner<float>> make_runner(const Inputs<float>&, Engine);
+template std::unique_ptr<Runner<double>> make_runner(const Inputs<double>&, Engine);
 
 std::vector<Engine> engines_of(const Case& c) {
   // recurrence and banded are the same engine

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "nprf/core/function_ref.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 #include "support/catch.hpp"
@@ -13,6 +14,25 @@
 #include "support/throws.hpp"
 
 namespace nprf::test {
+
+/// Checks that write() writes `expected` into the caller's matrix, and nothing outside a block.
+template <Real T>
+void check_write(const Matrix<T>& expected, FunctionRef<void(MatrixRef<T>)> write) {
+  const Index n = expected.rows();
+  Matrix<T> own(n, expected.cols());
+  write(MatrixRef<T>(own));
+  CHECK(same_bits(own, expected));
+
+  const Matrix<T> untouched = Matrix<T>::Constant(n + 2, expected.cols() + 3, T(17));
+  Matrix<T> wide = untouched;
+  auto block = wide.block(1, 2, n, expected.cols());
+  write(MatrixRef<T>(block));
+  // the last bits of Eigen's exp, sin and cos depend on the alignment of a row
+  const double largest = n == 0 ? 0 : static_cast<double>(expected.cwiseAbs().maxCoeff());
+  CHECK(worst_ratio(block, expected, 8 * epsilon<T> * largest) <= 1);
+  block.setConstant(T(17));
+  CHECK(wide == untouched);
+}
 
 /// Checks the overloads that write features of n rows and gradients into the caller's matrices. Teams of 1, 2, 3 and 5
 /// threads must give the same bits as the overloads that return matrices, and must not write outside a block.
@@ -31,27 +51,12 @@ void check_in_place(const F& features, Index n) {
   for (const std::size_t threads : {1u, 2u, 3u, 5u}) {
     std::vector<Workspace> workspaces(threads);
     const Team team(workspaces);
-    const auto check = [&](const Matrix<T>& expected, auto&& write) {
-      INFO(n << " rows, d " << d << ", r " << r << ", " << threads << " threads");
-      Matrix<T> own(n, expected.cols());
-      write(MatrixRef<T>(own));
-      CHECK(same_bits(own, expected));
-
-      const Matrix<T> untouched = Matrix<T>::Constant(n + 2, expected.cols() + 3, T(17));
-      Matrix<T> wide = untouched;
-      auto block = wide.block(1, 2, n, expected.cols());
-      write(MatrixRef<T>(block));
-      // the last bits of Eigen's exp, sin and cos depend on the alignment of a row
-      const double largest = n == 0 ? 0 : static_cast<double>(expected.cwiseAbs().maxCoeff());
-      CHECK(worst_ratio(block, expected, 8 * epsilon<T> * largest) <= 1);
-      block.setConstant(T(17));
-      CHECK(wide == untouched);
-    };
-    check(q, [&](MatrixRef<T> phi) { features.queries(x, {}, phi, team); });
-    check(k, [&](MatrixRef<T> phi) { features.keys(x, {}, phi, team); });
-    check(q_half, [&](MatrixRef<T> phi) { features.queries(x, scale, phi, team); });
-    check(k_half, [&](MatrixRef<T> phi) { features.keys(x, scale, phi, team); });
-    check(dx, [&](MatrixRef<T> out) { features.backward(x, q, g, out, team); });
+    INFO(n << " rows, d " << d << ", r " << r << ", " << threads << " threads");
+    check_write<T>(q, [&](MatrixRef<T> phi) { features.queries(x, {}, phi, team); });
+    check_write<T>(k, [&](MatrixRef<T> phi) { features.keys(x, {}, phi, team); });
+    check_write<T>(q_half, [&](MatrixRef<T> phi) { features.queries(x, scale, phi, team); });
+    check_write<T>(k_half, [&](MatrixRef<T> phi) { features.keys(x, scale, phi, team); });
+    check_write<T>(dx, [&](MatrixRef<T> out) { features.backward(x, q, g, out, team); });
   }
 }
 

@@ -7,17 +7,17 @@
 #include <utility>
 
 #include "nprf/core/error.hpp"
+#include "nprf/core/function_ref.hpp"
 #include "support/catch.hpp"
 
 namespace nprf::test {
 
 /// Checks that call() throws InvalidArgument and that the message contains every piece.
-template <class F>
-void check_invalid(F&& call, std::initializer_list<std::string_view> pieces) {
+inline void check_invalid(FunctionRef<void()> call, std::initializer_list<std::string_view> pieces) {
   bool thrown = false;
   std::string message;
   try {
-    std::forward<F>(call)();
+    call();
   } catch (const InvalidArgument& error) {
     thrown = true;
     message = error.what();
