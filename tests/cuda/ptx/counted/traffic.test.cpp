@@ -11,6 +11,7 @@
 #include "nprf/cuda/plan/decode_plan.cuh"
 #include "nprf/cuda/plan/device_model.cuh"
 #include "nprf/cuda/plan/model_of.hpp"
+#include "nprf/cuda/toeplitz/backward/gradients.cuh"
 #include "nprf/cuda/toeplitz/banded/kernel.cuh"
 #include "nprf/cuda/toeplitz/direct/kernel.cuh"
 #include "nprf/cuda/toeplitz/fft/shared_memory_fft.cuh"
@@ -51,6 +52,7 @@ void check_tiles(const std::string& kernel, bool banded, const Most& most, bool 
 
 using InFloat = TileCase<float, float>;
 using InBfloat16 = TileCase<__nv_bfloat16, __nv_bfloat16>;
+using InHalf = TileCase<__half, __half>;
 
 // positive features of n queries and of as many keys
 struct FeatureCase {
@@ -80,6 +82,7 @@ TEST_CASE("traffic of direct tiles", "[cuda]") {
   // lanes of two rows of queries read the weights of as many lags, some from the same bank
   check_tiles<InFloat>("direct_kernel", false, {1.04, 1, 1, 1});
   check_tiles<InBfloat16>("direct_kernel", false, {1, 1, 1, 1});
+  check_tiles<InHalf>("direct_kernel", false, {1, 1, 1, 1});
   check_tiles<InBfloat16>("streamed_direct_kernel", false, {1, 1, 1, 1}, true);
 }
 
@@ -110,6 +113,7 @@ TEST_CASE("traffic and instructions of features", "[cuda]") {
   const FeatureCase x{.n = 4096, .m = 32};
   check("features_kernel", most, [&] { x.run<float, float>(); });
   check("features_kernel", most, [&] { x.run<float, __nv_bfloat16>(); });
+  CHECK(ptx::traffic_of("features_kernel", [&] { x.run<float, float>(); }).instructions <= 940'000);
 }
 
 TEST_CASE("traffic and instructions of features by tensor cores", "[cuda]") {
@@ -194,6 +198,25 @@ TEST_CASE("traffic and instructions of a step of a decoder", "[cuda]") {
   // the ring begins anywhere, and the new token's features are stored `slots` numbers apart
   check("decode_kernel", {1, 1, 1.06, 1.06}, step);
   CHECK(ptx::traffic_of("decode_kernel", step).instructions <= 22'200);
+}
+
+TEST_CASE("traffic of the columns of gradients", "[cuda]") {
+  constexpr int n = 256, p = 64;
+  constexpr std::size_t size = std::size_t{n} * p, columns = std::size_t{n} * (p + 1);
+  const DeviceArray<__half> dy(stored<__half>(normal<float>(n, p, 1))), V(stored<__half>(normal<float>(n, p, 2)));
+  const DeviceArray<float> N(std::vector<float>(size, 1)), D(std::vector<float>(n, 1)), G(columns), U(columns);
+  const cuda::GradientColumnsTask<__half> task{
+      .dy = cuda::DeviceMatrixView<const __half>(dy.data(), n, p),
+      .sums = {.sums = {N.data(), D.data(), 1, p, n}},
+      .positive = true,
+      .V = {cuda::DeviceMatrixView<const __half>(V.data(), n, p), nullptr},
+      .z = 1,
+      .stride_q = n,
+      .stride_k = n,
+      .G = G.data(),
+      .U = U.data(),
+  };
+  check("gradient_columns_kernel", {1, 1, 1, 1}, [&] { cuda::queue_gradient_columns(task, nullptr); });
 }
 
 TEST_CASE("traffic of twiddles", "[cuda]") {
