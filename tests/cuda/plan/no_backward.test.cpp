@@ -17,8 +17,8 @@ TEST_CASE("a program without gradients refuses plans with gradients", "[cuda]") 
   const cuda::DeviceModel model(cuda::model_of(Attention(orf<float>(4, 5, 7), NoPosition<float>())),
                                 {.n_q = 8, .n_k = 8, .d_v = 3}, false, nullptr);
   const std::size_t slab_bytes = 1 << 20;
-  const cuda::Product<float> product(device, Engine::direct, model.product_shape(), model.toeplitz(), slab_bytes,
-                                     cuda::feature_type_of<float>(device, model, Engine::direct));
+  const cuda::Product<float> product(device, cuda::Engine::direct, model.product_shape(), model.toeplitz(), slab_bytes,
+                                     cuda::feature_type_of<float>(device, model, cuda::Engine::direct));
   REQUIRE_THROWS_WITH(cuda::NoBackward<float>(device, model, product, slab_bytes, false),
                       "gradients: expected a program compiled with NPRF_CUDA_GRADIENTS=1, got 0");
 }
