@@ -55,17 +55,6 @@ void append(std::vector<T>& all, const Matrix& x) {
     for (Index j = 0; j < x.cols(); ++j) all.push_back(x(i, j));
 }
 
-// GradientReport, if the library has it
-template <class G>
-struct GradientReportOf {
-  using type = Report;
-};
-template <class G>
-  requires requires(G g) { g.report.error_bound; }
-struct GradientReportOf<G> {
-  using type = decltype(G::report);
-};
-
 template <class F, class P, class T = typename F::Scalar>
 class OneHead final : public Runner<T> {
  public:
@@ -86,7 +75,7 @@ class OneHead final : public Runner<T> {
     result.dq = flat(g.queries), result.dk = flat(g.keys), result.dv = flat(g.values);
     append(result.db.emplace_back(), g.bias);
     append(result.db.back(), g.extra);
-    if constexpr (requires { g.report.error_bound; }) result.gradient_bound = g.report.error_bound;
+    result.gradient_bound = g.report.error_bound;
     return result;
   }
 
@@ -124,13 +113,9 @@ class ManyHeads final : public Runner<T> {
     std::vector<Matrix<T>> dbias, dextra;
     const auto dy = view(x, x.dy, x.c.n_q);
     const auto dq = view(x, result.dq, x.c.n_q), dk = view(x, result.dk, x.c.n_k), dv = view(x, result.dv, x.c.n_k);
-    typename GradientReportOf<Gradients<T>>::type report;
-    if constexpr (requires { m_attention.backward(saved, dy, dq, dk, dv, dbias, &dextra, &report); }) {
-      m_attention.backward(saved, dy, dq, dk, dv, dbias, &dextra, &report);
-      result.gradient_bound = report.error_bound;
-    } else {
-      m_attention.backward(saved, dy, dq, dk, dv, dbias, &dextra);
-    }
+    GradientReport report;
+    m_attention.backward(saved, dy, dq, dk, dv, dbias, &dextra, &report);
+    result.gradient_bound = report.error_bound;
     for (std::size_t h = 0; h < dbias.size(); ++h) {
       append(result.db.emplace_back(), dbias[h]);
       append(result.db.back(), dextra[h]);

@@ -153,18 +153,37 @@ class Decoder {
   /// Takes back the last tokens of a sequence. O(heads). Throws InvalidArgument if there is no such sequence or it has
   /// fewer tokens. Throws, too, if the sequence would have more than DecoderOptions::rollback tokens less than it had
   /// at most since it was empty, unless that was at most K + R, so that no token has left the ring.
-  void rollback(Index sequence, Index tokens);
+  void rollback(Index sequence, Index tokens) {
+    check_sequence(sequence, "sequence");
+    const Index most = this->tokens(sequence);
+    require(0 <= tokens && tokens <= most, "tokens: expected 0 to ", most, " (those of the sequence), got ", tokens);
+    require(m_states.can_roll_back_to(sequence, most - tokens), "tokens: expected at most ", m_options.rollback,
+            " (DecoderOptions::rollback) less than the sequence ever had, got ", tokens, " less than ", most);
+    m_states.roll_back_to(sequence, most - tokens);
+  }
 
   /// Sequence b becomes a copy of what sequence from[b] was, for all b, as beam search selects beams. Copies only the
   /// states that are selected more than once: O(batch + bytes of these copies). Throws InvalidArgument unless `from`
   /// has one sequence for each. If memory runs out, sequences that are not selected may be reset.
-  void reorder(std::span<const Index> from);
+  void reorder(std::span<const Index> from) {
+    require(static_cast<Index>(from.size()) == batch(), "from: expected ", batch(), " sequences (the batch), got ",
+            from.size());
+    for (const Index sequence : from) check_sequence(sequence, "from");
+    m_states.reorder(from);
+  }
   /// Sequence `to` becomes a copy of sequence `from`. O(bytes of its state). Throws InvalidArgument if one of them does
   /// not exist. If memory runs out, `to` is reset.
-  void fork(Index from, Index to);
+  void fork(Index from, Index to) {
+    check_sequence(from, "from");
+    check_sequence(to, "to");
+    m_states.copy(from, to);
+  }
 
   /// Removes all tokens of a sequence; of all sequences. O(bytes of the sums); the memory of rings is kept.
-  void reset(Index sequence);
+  void reset(Index sequence) {
+    check_sequence(sequence, "sequence");
+    m_states.clear(sequence);
+  }
   void reset() {
     for (Index b = 0; b < batch(); ++b) reset(b);
   }
@@ -180,10 +199,21 @@ class Decoder {
 
   /// Writes the states of all sequences in binary form, for a machine of the same byte order. O(bytes()). Throws
   /// InvalidArgument if the stream fails.
-  void save(std::ostream& stream) const;
+  void save(std::ostream& stream) const {
+    StateWriter out;
+    out(version);
+    m_states.save(out);
+    out.write(stream);
+  }
   /// Replaces the states by those of a file that a decoder of the same attention and options saved. O(bytes()).
   /// Throws InvalidArgument if the file is of another decoder, was cut or has changed; then it changes nothing.
-  void load(std::istream& stream);
+  void load(std::istream& stream) {
+    StateReader in(stream);
+    const auto saved = in.next<std::uint64_t>();
+    require(saved == version, "state: expected version ", version, ", got ", saved);
+    m_states.load(in);
+    m_accepted.reset();
+  }
 
  private:
   enum class Pass { append, attend };
@@ -198,7 +228,11 @@ class Decoder {
   }
 
   // checking all sizes and strides would take longer than a step of one head
-  void check(const NewTokens<T>& tokens, const CallOptions& call);
+  void check(const NewTokens<T>& tokens, const CallOptions& call) {
+    if (!m_accepted || !tokens.has_layout_of(*m_accepted)) tokens.check_layout(m_states);
+    tokens.check(m_states, call);
+    m_accepted = tokens;
+  }
   void prepare(const NewTokens<T>& tokens, const CallOptions& call);
   void run(const NewTokens<T>& tokens, const CallOptions& call, Pass pass);
   // the states first, ..., of one model, of a sequence: their features are computed together
@@ -273,61 +307,6 @@ void Decoder<T>::step(HeadsView<const T> q, HeadsView<const T> k, HeadsView<cons
   require(call.softmax_samples == 0, "softmax_samples: expected 0 for steps, got ", call.softmax_samples);
   prepare(tokens, call);
   run(tokens, call, Pass::attend);
-}
-
-template <OnlyReal T>
-void Decoder<T>::rollback(Index sequence, Index tokens) {
-  check_sequence(sequence, "sequence");
-  const Index most = this->tokens(sequence);
-  require(0 <= tokens && tokens <= most, "tokens: expected 0 to ", most, " (those of the sequence), got ", tokens);
-  require(m_states.can_roll_back_to(sequence, most - tokens), "tokens: expected at most ", m_options.rollback,
-          " (DecoderOptions::rollback) less than the sequence ever had, got ", tokens, " less than ", most);
-  m_states.roll_back_to(sequence, most - tokens);
-}
-
-template <OnlyReal T>
-void Decoder<T>::reorder(std::span<const Index> from) {
-  require(static_cast<Index>(from.size()) == batch(), "from: expected ", batch(), " sequences (the batch), got ",
-          from.size());
-  for (const Index sequence : from) check_sequence(sequence, "from");
-  m_states.reorder(from);
-}
-
-template <OnlyReal T>
-void Decoder<T>::fork(Index from, Index to) {
-  check_sequence(from, "from");
-  check_sequence(to, "to");
-  m_states.copy(from, to);
-}
-
-template <OnlyReal T>
-void Decoder<T>::reset(Index sequence) {
-  check_sequence(sequence, "sequence");
-  m_states.clear(sequence);
-}
-
-template <OnlyReal T>
-void Decoder<T>::save(std::ostream& stream) const {
-  StateWriter out;
-  out(version);
-  m_states.save(out);
-  out.write(stream);
-}
-
-template <OnlyReal T>
-void Decoder<T>::load(std::istream& stream) {
-  StateReader in(stream);
-  const auto saved = in.next<std::uint64_t>();
-  require(saved == version, "state: expected version ", version, ", got ", saved);
-  m_states.load(in);
-  m_accepted.reset();
-}
-
-template <OnlyReal T>
-void Decoder<T>::check(const NewTokens<T>& tokens, const CallOptions& call) {
-  if (!m_accepted || !tokens.has_layout_of(*m_accepted)) tokens.check_layout(m_states);
-  tokens.check(m_states, call);
-  m_accepted = tokens;
 }
 
 // allocates all memory of the states
