@@ -2,10 +2,11 @@
 """Each experiment, for two steps of training, from its plan to its part of the page."""
 
 import math
+import os
 
 import pytest
 from paper import __main__ as command
-from paper import page, runs
+from paper import data, page, runs
 from paper.experiments import NAMES, Options
 from paper.results import Results, Statistic, at_most, below, number
 
@@ -42,6 +43,23 @@ def test_the_other_sizes_have_plans(name):
         planned = experiment.plan(Options(size, "sample"))
         assert planned and all(isinstance(each, dict) for each in planned)
         assert all(each["batch"] % each["parts"] == 0 for each in planned if "parts" in each)
+
+
+FEW = dict(batch=1, parts=1, held_out=1, test=1)
+
+
+@pytest.mark.skipif("NPRF_PAPER_SIZE" not in os.environ, reason="takes minutes; set NPRF_PAPER_SIZE=1 to run it")
+@pytest.mark.parametrize("name", NAMES)
+def test_one_step_of_the_paper_sizes(name, cache):
+    """Models and sequences are the paper's, one sequence or picture a batch."""
+    experiment = command.experiment_of(name)
+    for settings in experiment.plan(Options("paper", data.best_source(), 1)):
+        if "steps" not in settings:
+            pytest.skip("trains nothing")
+        few = {each: FEW[each] for each in FEW if each in settings}
+        run = runs.Run(name, {**settings, **few}, seed=0)
+        runs.perform(run, lambda done, of: None)
+        assert not run.result()["diverged"], settings["variant"]
 
 
 def entries(**losses):
