@@ -54,7 +54,7 @@ def test_one_step_of_the_paper_sizes(name, cache):
     """Models and sequences are the paper's, one sequence or picture a batch."""
     experiment = command.experiment_of(name)
     for settings in experiment.plan(Options("paper", data.best_source(), 1)):
-        if "steps" not in settings:
+        if "rate" not in settings:
             pytest.skip("trains nothing")
         few = {each: FEW[each] for each in FEW if each in settings}
         run = runs.Run(name, {**settings, **few}, seed=0)
