@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Where data come from. The loaders of downloads have stand-ins here, with their names and the types that they return."""
+"""Downloads: what the experiments get, from stand-ins for the loaders."""
 
 import sys
 import types
@@ -13,11 +13,14 @@ from paper import data
 @pytest.fixture(autouse=True)
 def nothing_is_kept():
     """data keeps the last text, pairs and pictures: not from test to test."""
-    for each in (data.text, data.pairs, data.pictures):
-        each.cache_clear()
+
+    def clear():
+        for each in (data.text, data.pairs, data.pictures):
+            each.cache_clear()
+
+    clear()
     yield
-    for each in (data.text, data.pairs, data.pictures):
-        each.cache_clear()
+    clear()
 
 
 def put(monkeypatch, name, **members):
