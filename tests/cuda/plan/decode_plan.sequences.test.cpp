@@ -138,7 +138,7 @@ TEST_CASE("sequences of a DecodePlan: random calls give the rows of the CPU's De
     for (const auto& [near, sinks, rollback] : {std::array<Index, 3>{0, 0, 0}, {0, 0, 9}, {3, 0, 1}, {7, 2, 9}}) {
       INFO(position.name << ", near " << near << ", sinks " << sinks << ", rollback " << rollback);
       Storm storm({std::vector{orf<T>(d, 16, 3)}, {position}, batch, {.near = near, .sinks = sinks}, rollback},
-                  rollback, 50, ++seed);
+                  rollback, 80, ++seed);
       storm.run();
       rejected += storm.rejected();
     }
