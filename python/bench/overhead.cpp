@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 //
-// The calls of overhead.py in C++, with arrays and saved state that are kept. For each line "TOKENS CHANNELS BACKWARD
-// NEW_BIASES SECONDS" of the standard input it prints the microseconds of processor time of one call, by an attention
-// that is kept, or by one that is made for other biases in each call, as in training.
+// The calls of overhead.py in C++, with saved state that is kept. For each line "TOKENS CHANNELS BACKWARD NEW_BIASES
+// NEW_RESULTS SECONDS" of the standard input it prints the microseconds of processor time of one call: by an attention
+// that is kept, or by one that is made for other biases in each call, as in training; into results that are kept, or
+// that each call allocates, as in Python.
 
 #include <ctime>
 #include <iostream>
@@ -37,6 +38,10 @@ HeadsAttention attention_of(const PositiveFeatures<float>& features, const Matri
   return HeadsAttention(features, std::move(positions));
 }
 
+struct Results {
+  Matrix<float> y, dq, dk, dv;  // (heads n,d)
+};
+
 struct Arrays {
   Arrays(Index n, Index d)
       : n(n),
@@ -44,29 +49,31 @@ struct Arrays {
         q(normal(heads * n, d)),
         k(normal(heads * n, d)),
         v(normal(heads * n, d)),
-        dy(normal(heads * n, d)),
-        y(heads * n, d),
-        dq(heads * n, d),
-        dk(heads * n, d),
-        dv(heads * n, d) {}
+        dy(normal(heads * n, d)) {}
 
   HeadsView<const float> in(const Matrix<float>& a) const { return {a.data(), 1, heads, n, d}; }
-  HeadsView<float> out(Matrix<float>& a) const { return {a.data(), 1, heads, n, d}; }
-
-  void call(const HeadsAttention& attention, bool backward) {
-    if (!backward) return attention(in(q), in(k), in(v), out(y), {.report = &report});
-    attention.forward(in(q), in(k), in(v), out(y), saved, {.report = &report});
-    attention.backward(saved, in(dy), out(dq), out(dk), out(dv), dbias);
+  HeadsView<float> out(Matrix<float>& a) const {
+    a.resize(heads * n, d);
+    return {a.data(), 1, heads, n, d};
   }
-  void call(bool backward, bool new_biases) {
-    if (!new_biases) return call(kept, backward);
+
+  void call(const HeadsAttention& attention, bool backward, Results& to) {
+    if (!backward) return attention(in(q), in(k), in(v), out(to.y), {.report = &report});
+    attention.forward(in(q), in(k), in(v), out(to.y), saved, {.report = &report});
+    attention.backward(saved, in(dy), out(to.dq), out(to.dk), out(to.dv), dbias);
+  }
+  void call(bool backward, bool new_biases, bool new_results) {
+    Results of_this_call;
+    Results& to = new_results ? of_this_call : results;
+    if (!new_biases) return call(kept, backward, to);
     HeadsAttention attention = attention_of(features, weights);
     attention.share_scratch_memory(kept);
-    call(attention, backward);
+    call(attention, backward, to);
   }
 
   Index n, d;
-  Matrix<float> q, k, v, dy, y, dq, dk, dv;  // (heads n,d)
+  Matrix<float> q, k, v, dy;  // (heads n,d)
+  Results results;
   Matrix<float> weights = normal(heads, 32);
   PositiveFeatures<float> features = orf<float>(d, 32);
   HeadsAttention kept = attention_of(features, weights);
@@ -87,18 +94,18 @@ int main() {
   set_num_threads(1);
   std::map<std::pair<Index, Index>, std::unique_ptr<Arrays>> all;
   Index n, d;
-  bool backward, new_biases;
-  for (double seconds; std::cin >> n >> d >> backward >> new_biases >> seconds;) {
+  bool backward, new_biases, new_results;
+  for (double seconds; std::cin >> n >> d >> backward >> new_biases >> new_results >> seconds;) {
     auto& arrays = all[{n, d}];
     if (!arrays) {
       arrays = std::make_unique<Arrays>(n, d);
-      arrays->call(true, false);
+      arrays->call(true, false, false);
     }
     long count = 0;
     const double start = processor_seconds();
     double took = 0;
     for (; count == 0 || took < seconds; took = processor_seconds() - start, ++count)
-      arrays->call(backward, new_biases);
+      arrays->call(backward, new_biases, new_results);
     std::cout << 1e6 * took / static_cast<double>(count) << std::endl;
   }
 }

@@ -13,11 +13,12 @@ PROGRAM, from overhead.cpp, makes the same calls in C++, in the same rounds, for
       -isystem /usr/include/eigen3 python/bench/overhead.cpp cmake/instances/attention_float.cpp \\
       cmake/instances/product_float.cpp -o build/overhead
 
-Its arrays and saved state are kept from call to call, so that what Python adds contains new memory for results. Beside
-PyTorch it makes an attention for other biases in each call, as PyTorch does.
+It makes each call into results that it keeps, and into new ones, as Python makes them. Beside PyTorch it makes an
+attention for other biases in each call, as PyTorch does.
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
@@ -28,6 +29,7 @@ import numpy as np
 
 SIZES = {0: (1, 8, 0, 32), 64: (1, 8, 64, 32), 2048: (1, 8, 2048, 64)}
 FORWARD, BACKWARD = "forward", "forward + backward"
+RESULTS = {"kept": False, "new": True}  # of C++
 
 
 def microseconds_of(call, least):
@@ -90,8 +92,8 @@ class Program:
     def __init__(self, path):
         self.process = subprocess.Popen([path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def __call__(self, n, backward, new_biases, least):
-        self.process.stdin.write(f"{n} {SIZES[n][3]} {backward:d} {new_biases:d} {least}\n")
+    def __call__(self, n, backward, new_biases, new_results, least):
+        self.process.stdin.write(f"{n} {SIZES[n][3]} {backward:d} {new_biases:d} {new_results:d} {least}\n")
         self.process.stdin.flush()
         return float(self.process.stdout.readline())
 
@@ -102,9 +104,9 @@ def microseconds(calls, program, rounds=9, least=0.1):
     for _ in range(rounds + 1):  # the first warms up
         for name, call in calls.items():
             samples[name].append(microseconds_of(call, least))
-        for library, what, n in calls if program else ():
-            us = program(n, what == BACKWARD, library == "PyTorch", least)
-            samples.setdefault((f"C++ beside {library}", what, n), []).append(us)
+        for (library, what, n), results in itertools.product(calls, RESULTS) if program else ():
+            us = program(n, what == BACKWARD, library == "PyTorch", RESULTS[results], least)
+            samples.setdefault((f"C++ with {results} results beside {library}", what, n), []).append(us)
     return {name: each[1:] for name, each in samples.items()}
 
 
@@ -129,11 +131,11 @@ def main():
             if n > 0:
                 us = found[library, what, n]
                 print(f"; {n} tokens {us:.1f} us, of which that is {100 * added / us:.2g} %", end="")
-                if (f"C++ beside {library}", what, n) in samples:
-                    ratios = [
-                        a / b for a, b in zip(samples[library, what, n], samples[f"C++ beside {library}", what, n])
-                    ]
-                    print(f", {100 * (statistics.median(ratios) - 1):.2g} % more than C++", end="")
+                for results in RESULTS:
+                    cpp = samples.get((f"C++ with {results} results beside {library}", what, n))
+                    if cpp:
+                        more = statistics.median(a / b for a, b in zip(samples[library, what, n], cpp)) - 1
+                        print(f", {100 * more:.2g} % more than C++ with {results} results", end="")
         print()
     if options.out:
         with open(options.out, "w") as out:

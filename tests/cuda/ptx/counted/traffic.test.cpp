@@ -53,6 +53,7 @@ void check_tiles(const std::string& kernel, bool banded, const Most& most, bool 
 using InFloat = TileCase<float, float>;
 using InBfloat16 = TileCase<__nv_bfloat16, __nv_bfloat16>;
 using InHalf = TileCase<__half, __half>;
+using InHalfOnVolta = TileCase<__half, __half, cuda::MmaShape::m8n8k4>;
 
 // positive features of n queries and of as many keys
 struct FeatureCase {
@@ -83,6 +84,7 @@ TEST_CASE("traffic of direct tiles", "[cuda]") {
   check_tiles<InFloat>("direct_kernel", false, {1.04, 1, 1, 1});
   check_tiles<InBfloat16>("direct_kernel", false, {1, 1, 1, 1});
   check_tiles<InHalf>("direct_kernel", false, {1, 1, 1, 1});
+  check_tiles<InHalfOnVolta>("direct_kernel", false, {1, 1, 1, 1});
   check_tiles<InBfloat16>("streamed_direct_kernel", false, {1, 1, 1, 1}, true);
 }
 
@@ -100,6 +102,7 @@ TEST_CASE("traffic of banded products", "[cuda]") {
   // rows of states have p + 1 columns, and so do not start at sectors
   check_tiles<InFloat>("banded_kernel", true, {1.04, 1, 1.06, 1});
   check_tiles<InBfloat16>("banded_kernel", true, {1, 1, 1.1, 1});
+  check_tiles<InHalfOnVolta>("banded_kernel", true, {1, 1, 1.1, 1});
 }
 
 TEST_CASE("traffic of the sums of chunks", "[cuda]") {
