@@ -44,7 +44,7 @@ if(WAY STREQUAL "pkg_config")
   run(${CXX} -std=c++20 ${consumer}/${program}.cpp ${consumer}/second.cpp ${flags} -o ${WORK}/build/consumer)
 else()
   run(${CMAKE_COMMAND} -S ${consumer} -B ${WORK}/build -G Ninja -D CMAKE_CXX_COMPILER=${CXX} -D program=${program} ${arguments})
-  # ctest runs two tests at a time
+  # the presets of ctest run two tests at a time
   cmake_host_system_information(RESULT cores QUERY NUMBER_OF_LOGICAL_CORES)
   math(EXPR jobs "(${cores} + 1) / 2")
   run(${CMAKE_COMMAND} --build ${WORK}/build --parallel ${jobs})

@@ -89,6 +89,8 @@ double error(const Case& x, const Exact& expected, int length, Queue&& queue) {
   Matrix<double> got(n, p + 1);
   got << as_floats(N.fetch(), n, p).cast<double>(), as_floats(D.fetch(), n, 1).cast<double>();
 
+  CHECK(got.allFinite());
+
   toeplitz::NormSums of_c, with_values, with_ones;
   for (const float w : x.c) of_c.add(static_cast<double>(w));
   for (Index j = 0; j < n; ++j) {
