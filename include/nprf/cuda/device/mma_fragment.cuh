@@ -118,8 +118,10 @@ struct OctetFragments {
   }
 };
 
-/// In the layout of m8n8k4, which multiplies half. Each pair of quads has a quarter (8,8) of a sum: below each other
-/// the pairs 0 and 1, to the right of them the pairs 2 and 3. A lane has four channels in each of four steps.
+/// In the layout of m8n8k4, which multiplies half. Each pair of quads has a quarter (8,8) of a sum. Its first quad has
+/// four rows of the upper half and four columns of the left half, its second the same of the other halves, so that
+/// eight lanes in sequence read eight rows from different banks, and four lanes store a sector. A lane has four
+/// channels in each of four steps.
 struct QuadPairFragments {
   template <MmaLayout layout_>
   struct Factor {
@@ -141,10 +143,10 @@ struct QuadPairFragments {
     __device__ __forceinline__ float of(int h) const { return all.x[0][2 * h]; }
   };
 
-  static constexpr int row_step = 2, column_step = 4;
+  static constexpr int row_step = 2, column_step = 8;
 
   __device__ __forceinline__ static int row() { return first_row() + lane() % 2; }
-  __device__ __forceinline__ static int column() { return 8 * column_block() + (lane() & 2); }
+  __device__ __forceinline__ static int column() { return 4 * column_block() + (lane() & 2); }
 
   __device__ __forceinline__ static float row_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(~0u, x, 2));
@@ -188,7 +190,7 @@ struct QuadPairFragments {
   }
 
   // Lanes that differ in bit 1 have two columns each of every four, of both rows, and exchange one row. Lanes that
-  // differ in bit 3 then have one row each, of which they exchange their eight columns.
+  // differ in bit 3 then have four of each eight columns of one row, and exchange these.
   __device__ __forceinline__ static Left left_of(const unsigned (&words)[2][2]) {
     const bool second = (lane() & 2) != 0, right = column_block() != 0;
     Left a;
@@ -200,8 +202,8 @@ struct QuadPairFragments {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const unsigned other = __shfl_xor_sync(~0u, four[e], 8);
-        a.x[n][e] = right ? other : four[e];
-        a.x[2 + n][e] = right ? four[e] : other;
+        a.x[2 * n][e] = right ? other : four[e];
+        a.x[2 * n + 1][e] = right ? four[e] : other;
       }
     }
     return a;
@@ -211,8 +213,8 @@ struct QuadPairFragments {
   __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
   __device__ __forceinline__ static int column_block() { return lane() / 8 % 2; }
   // of the quad
-  __device__ __forceinline__ static int first_row() { return 8 * (lane() / 4 % 2) + 4 * (lane() / 16); }
-  __device__ __forceinline__ static int first_column() { return 8 * column_block() + 4 * (lane() / 16); }
+  __device__ __forceinline__ static int first_row() { return 4 * (lane() / 4 % 2) + 8 * (lane() / 16); }
+  __device__ __forceinline__ static int first_column() { return 4 * column_block() + 8 * (lane() / 16); }
 
   // 16 consecutive channels
   template <MmaLayout layout>
