@@ -11,5 +11,6 @@ if(NOT TARGET nprf_compiled)
   add_library(nprf::compiled ALIAS nprf_compiled)
   target_link_libraries(nprf_compiled PUBLIC nprf::nprf)
   target_compile_definitions(nprf_compiled PUBLIC NPRF_EXTERN_INSTANCES=1)
-  set_target_properties(nprf_compiled PROPERTIES UNITY_BUILD OFF)  # so that several cores compile them, whatever the project's setting
+  # so that several cores compile them, whatever the project's setting
+  set_target_properties(nprf_compiled PROPERTIES UNITY_BUILD OFF)
 endif()

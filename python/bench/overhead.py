@@ -14,7 +14,7 @@ PROGRAM, from overhead.cpp, makes the same calls in C++, in the same rounds, for
       cmake/instances/product_float.cpp -o build/overhead
 
 It makes each call into results that it keeps, and into new ones, as Python makes them. Beside PyTorch it makes an
-attention for other biases in each call, as PyTorch does.
+attention anew in each call, as PyTorch does for biases that training changes.
 """
 
 import argparse

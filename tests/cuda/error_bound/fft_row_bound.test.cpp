@@ -88,7 +88,6 @@ double error(const Case& x, const Exact& expected, int length, Queue&& queue) {
   queue(task, spectrum.data(), N.data(), D.data());
   Matrix<double> got(n, p + 1);
   got << as_floats(N.fetch(), n, p).cast<double>(), as_floats(D.fetch(), n, 1).cast<double>();
-
   CHECK(got.allFinite());
 
   toeplitz::NormSums of_c, with_values, with_ones;
