@@ -41,7 +41,7 @@ PlanCase plan_case(const Sizes& s, bool gradients = false) {
 }  // namespace
 
 TEST_CASE("the banded engine computes ALiBi of any slope", "[cuda]") {
-  for (const float slope : NPRF_TEST_SANITIZED
+  for (const float slope : NPRF_TEST_FEW_CASES
                                ? std::vector<float>{0, 0.004f, 30, 1e30f, -0.2f}
                                : std::vector<float>{0, 1e-6f, 0.004f, 0.1f, 1, 30, 1e30f, -1e-3f, -0.2f, -1e30f})
     for (const Direction direction : {Direction::bidirectional, Direction::causal})
@@ -58,7 +58,7 @@ TEST_CASE("the banded engine computes ALiBi of any slope", "[cuda]") {
 }
 
 TEST_CASE("the gradients of ALiBi by the banded engine agree with the CPU's", "[cuda]") {
-  for (const float slope : NPRF_TEST_SANITIZED ? std::vector<float>{0, 0.004f, 1, -0.1f}
+  for (const float slope : NPRF_TEST_FEW_CASES ? std::vector<float>{0, 0.004f, 1, -0.1f}
                                                : std::vector<float>{0, 1e-6f, 0.004f, 0.1f, 1, -1e-3f, -0.1f})
     for (const Direction direction : {Direction::bidirectional, Direction::causal})
       for (const Sizes& s : {Sizes{2, 3, 0}, sizes[1], sizes[3], sizes[5]}) {

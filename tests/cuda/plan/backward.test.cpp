@@ -57,6 +57,9 @@ TEST_CASE("a plan supports the gradients of all feature maps and positions", "[c
     CHECK(gradient_error(x, Attention(HyperbolicFeatures<float>({.input_dim = 6, .num_features = 9}), clipped())) <=
           tolerance);
     CHECK(gradient_error(x, Attention(EluFeatures<float>(6), clipped())) <= tolerance);
+    // rows of whole vectors of 16 bytes
+    const PlanCase aligned{{.n_q = 70, .n_k = 70, .d_v = 8}, {.engine = engine, .gradients = true}, 8};
+    CHECK(gradient_error(aligned, Attention(EluFeatures<float>(8), clipped())) <= tolerance);
     CHECK(gradient_error(x, Attention(TrigonometricFeatures<float>({.input_dim = 6, .num_features = 200}),
                                       clipped())) <= tolerance);
     CHECK(gradient_error(x, Attention(orf<float>(6, 16, 7), NoPosition<float>())) <= tolerance);

@@ -8,6 +8,7 @@
 #include <concepts>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "nprf/config.hpp"
 #include "nprf/cuda/device/device_code.hpp"
@@ -41,16 +42,16 @@ NPRF_HOST_DEVICE __forceinline__ void store(float* to, float x) { *to = x; }
 NPRF_HOST_DEVICE __forceinline__ void store(__half* to, float x) { *to = __float2half_rn(x); }
 NPRF_HOST_DEVICE __forceinline__ void store(__nv_bfloat16* to, float x) { *to = __float2bfloat16_rn(x); }
 
-/// Stores all values: at once if they fill 16 bytes, to which `to` must then be aligned.
+/// Stores all values: at once if they fill 8 or 16 bytes, to which `to` must then be aligned.
 template <class S, int count>
 __device__ __forceinline__ void store_all(S* to, const float (&values)[count]) {
   S rounded[count];
 #pragma unroll
   for (int k = 0; k < count; ++k) store(rounded + k, values[k]);
-  if constexpr (sizeof(rounded) == sizeof(uint4)) {
-    uint4 all;
+  if constexpr (sizeof(rounded) == sizeof(uint4) || sizeof(rounded) == sizeof(uint2)) {
+    std::conditional_t<sizeof(rounded) == sizeof(uint4), uint4, uint2> all;
     std::memcpy(&all, rounded, sizeof(all));
-    *reinterpret_cast<uint4*>(to) = all;
+    *reinterpret_cast<decltype(all)*>(to) = all;
   } else {
 #pragma unroll
     for (int k = 0; k < count; ++k) to[k] = rounded[k];

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <cstring>
+
 #include "nprf/cuda/device/device_matrix.hpp"
 #include "nprf/cuda/device/storage.cuh"
 
@@ -87,14 +89,17 @@ __device__ __forceinline__ void copy_tile(Load&& load, Store&& store) {
 }
 
 /// Loads the tile of x (tokens,channels) that begins at token t0 and channel k0, of the matrix at `data`; zero beyond
-/// the end of x. All `threads` threads of the block take part.
+/// the end of x. All `threads` threads of the block take part. Returns true if this thread has loaded a NaN or an
+/// infinity.
 template <int tokens, int channels, int threads, int in_flight = 8, class S>
-__device__ __forceinline__ void load_tile(const TileLayout& tile, const Operand<S>& x, const S* data, int t0, int k0) {
+__device__ __forceinline__ bool load_tile(const TileLayout& tile, const Operand<S>& x, const S* data, int t0, int k0) {
   const auto load = [&](int t, int k) {
     const bool is_inside = (t0 + t < x.tokens) & (k0 + k < x.channels);
     return is_inside ? to_float(data[(t0 + t) * x.token_stride + (k0 + k) * x.channel_stride]) : 0.0f;
   };
+  bool found = false;
   const auto store = [&](int t, int k, float value) {
+    found |= !(fabsf(value) <= largest_float);
     tile.values[t * tile.token_step + k * tile.channel_step] = value;
   };
   if (x.token_stride == 1)
@@ -102,6 +107,30 @@ __device__ __forceinline__ void load_tile(const TileLayout& tile, const Operand<
                                                     [&](int k, int t, float value) { store(t, k, value); });
   else
     copy_tile<tokens, channels, threads, in_flight>(load, store);
+  return found;
+}
+
+/// The same to a tile whose channels are `stride` scalars apart. Aligned rows are loaded 16 bytes at a time, two lanes
+/// next to each other, and stored without bank conflicts if stride % 32 is 4.
+template <int tokens, int channels, int threads, int stride, class S>
+__device__ __forceinline__ void load_tile_of_rows(float* tile, const Operand<S>& x, const S* data, int t0, int k0) {
+  if (!x.has_aligned_rows) {
+    load_tile<tokens, channels, threads, 2>({tile, 1, stride}, x, data, t0, k0);
+    return;
+  }
+  constexpr int width = 16 / sizeof(S), lanes = 8 / width, step = threads / lanes;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % lanes * width;
+#pragma unroll
+  for (int e = thread / lanes; e < tokens * channels / 8; e += step) {
+    const int t = e % tokens, k = e / tokens * 8 + lane;
+    uint4 all{};
+    if (t0 + t < x.tokens && k0 + k < x.channels)
+      all = __ldg(reinterpret_cast<const uint4*>(data + (t0 + t) * x.token_stride + k0 + k));
+    S values[width];
+    std::memcpy(values, &all, sizeof(all));
+#pragma unroll
+    for (int i = 0; i < width; ++i) tile[(k + i) * stride + t] = to_float(values[i]);
+  }
 }
 
 /// Loads `tokens` tokens from t0 on, and the first `channels` channels, of x, the matrix at `data`, into a tile; zero

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/feature_map/forward.cuh"
@@ -48,17 +49,25 @@ __device__ __forceinline__ float gradient_times(float gradient, float factor) {
   return gradient == 0 ? 0.0f : gradient * factor;
 }
 
+/// A tile of tokens (channels,tokens) in shared memory, of which four channels of a token are written, and one channel
+/// of four tokens is read, without bank conflicts.
 struct FeatureGradientShape {
-  static constexpr int tokens = FeatureShape::tokens, k_tile = 32, stride = TileShape::stride;
-  static_assert(tokens == TileShape::tile && FeatureShape::threads == TileShape::threads);
+  static constexpr int tokens = 64, groups = 4, threads = tokens * groups, at_once = 4;  // as in FeatureShape
+  static constexpr int k_tile = 32, stride = TileShape::stride;                          // of projections
+  static_assert(tokens == TileShape::tile && threads == TileShape::threads);
+
+  // between groups of 4 channels 16 bytes are left
+  __host__ __device__ static constexpr int at(int k, int t) {
+    return (k >> 2) * (4 * tokens + 4) + (k & 3) * tokens + t;
+  }
 
   /// Blocks of a multiprocessor at least, which limits registers: one for 256 channels, whose sums spill otherwise.
   static constexpr int blocks(int tiles) { return tiles == 4 ? 1 : 2; }
 
   /// `tiles` of FeatureTask; centred and quadratic features need one more for the gradient of the coordinates.
   static std::size_t shared(int d_padded, int tiles, bool has_gradient_tile) {
-    return FeatureShape::shared(d_padded, tiles + has_gradient_tile) +
-           sizeof(float) * (3 * k_tile * stride + 2 * tokens);
+    const int all = at(d_padded, 0) * (tiles + has_gradient_tile) + 2 * k_tile * stride + (groups + 2) * tokens;
+    return sizeof(float) * static_cast<std::size_t>(all);
   }
 };
 
@@ -74,80 +83,80 @@ class FeatureGradients {
         m_row(static_cast<int>(threadIdx.x) / 16 * 4),
         m_column(static_cast<int>(threadIdx.x) % 16 * 4) {
     const FeatureTask<S>& f = task.features;
-    load_tokens({x(), 1, Shape::stride}, f.x, f.x.of(m_z), m_t0, tile, f.d_padded);
+    m_phi = f.phi + static_cast<std::ptrdiff_t>(m_z / f.group) * f.r() * f.stride + m_t0;
+    load_tokens<Shape>(x(), f.x, f.x.of(m_z), m_t0, f.d_padded);
     __syncthreads();
-    const NormalisedToken token = normalise(f, x(), scratch());
+    const NormalisedToken token = normalise<Shape>(f, x(), scratch());
     if (threadIdx.x < tile) factors()[threadIdx.x] = token.factor;
     if constexpr (has_gradient_tile) {
-      m_z_tile = coordinates_of(f, head(), x(), scratch(), token).z;
+      m_z_tile = coordinates_of<Shape>(f, head(), x(), scratch(), token).z;
     } else {
       __syncthreads();
-      if (task.exact) for_each_entry([&](float& dx, int i, int k) { dx = exact(i, k); });
+      add_exact();
     }
   }
 
   /// Computes dx' of exponential and trigonometric features.
   __device__ __forceinline__ void add_projections() {
     const FeatureTask<S>& f = m_task.features;
-    const bool trigonometric = f.kind == FeatureKind::trigonometric, single = f.kind == FeatureKind::positive;
-    float g_phi = 0;  // g.phi of token threadIdx.x % tile
+    float g_phi = 0;  // of the token of loads, from some of the features
     for (int f0 = 0; f0 < f.m; f0 += k_tile) {
       __syncthreads();
-      load_gradients(g(), f0);
-      if (!single) load_gradients(g() + k_tile * stride, f.m + f0);
-      __syncthreads();
-      for (int e = static_cast<int>(threadIdx.x); e < k_tile * tile; e += TileShape::threads) {
-        const int k = e / tile, t = e % tile;
-        const float g_1 = g()[k * stride + t], phi_1 = phi(f0 + k, t);
-        const float g_2 = single ? 0.0f : g()[(k_tile + k) * stride + t], phi_2 = single ? 0.0f : phi(f.m + f0 + k, t);
-        g_phi += gradient_times(g_1, phi_1) + gradient_times(g_2, phi_2);
-        g()[k * stride + t] = trigonometric ? gradient_times(g_1, phi_2) - gradient_times(g_2, phi_1)
-                                            : gradient_times(g_1, phi_1) - gradient_times(g_2, phi_2);
-      }
-      if (m_task.log_domain.any_in(m_z)) add_log_domain_terms(f0);
+#pragma unroll
+      for (int turn = 0; turn < loads; ++turn) g_phi += load_factors(f0, load_channel(turn));
 #pragma unroll
       for (int tile_of_d = 0; tile_of_d < tiles; ++tile_of_d) {
-        __syncthreads();
-        load_weights(f0, tile_of_d * tile);
+        if (tile_of_d > 0) __syncthreads();
+        load_rows(f.w + head() * f.w_stride, f.m, f0, tile_of_d * tile);
         __syncthreads();
         for (int k = 0; k < k_tile; ++k)
-          add_outer(m_dx[tile_of_d], g() + k * stride + m_row, w() + k * stride + m_column);
+          add_outer(m_dx[tile_of_d], s() + k * stride + m_row, w() + k * stride + m_column);
       }
     }
-    g_phi = over_groups(scratch(), g_phi, [](float a, float b) { return a + b; });
-    if (threadIdx.x < tile) sums()[threadIdx.x] = g_phi + log_domain_g_phi(static_cast<int>(threadIdx.x));
-    __syncthreads();
-    const float sign = trigonometric ? 1.0f : -1.0f;
-    for_each_entry([&](float& dx, int i, int k) { dx += gradient_times(sign * sums()[m_row + i], coordinate(i, k)); });
+    add_up(g_phi, [&](int t, float sum) { return sum + log_domain_g_phi(t); });
+    const float sign = f.kind == FeatureKind::trigonometric ? 1.0f : -1.0f;
+    for_each_quad([&](int tile_of_d, int k0) {
+      const Quad z = quad(has_gradient_tile ? m_z_tile : x(), k0);
+      for_each([&](int i, int j) { m_dx[tile_of_d][i][j] += gradient_times(sign * sums()[m_row + i], z.of[i][j]); });
+    });
   }
 
   /// Computes dx' of quadratic features.
   __device__ __forceinline__ void add_quadratic() {
     const QuadraticConstants constants = m_task.features.quadratic.of(head());
     const int t = static_cast<int>(threadIdx.x) % tile, group = static_cast<int>(threadIdx.x) / tile;
-    const int d = m_task.features.x.channels;
+    const int d = m_task.features.x.channels, r = m_task.features.r();
     const auto owns = [=](unsigned l) { return static_cast<int>(l) % Shape::groups == group; };
-    for (int l = group; l < m_task.features.d_padded; l += Shape::groups) dz()[l * Shape::stride + t] = 0;
-    const float factor = phi(0, t);
-    float g_phi = 0;
-    for (int f0 = 0; f0 < r(); f0 += k_tile) {
+    for (int l = group; l < m_task.features.d_padded; l += Shape::groups) dz()[Shape::at(l, t)] = 0;
+    const float factor = m_t0 + t < n() ? phi(0)[t] : 0.0f;
+    float g_phi = 0;  // of the token of loads, from some of the features
+    for (int f0 = 0; f0 < r; f0 += k_tile) {
       __syncthreads();
-      load_gradients(g(), f0);
+#pragma unroll
+      for (int turn = 0; turn < loads; ++turn) {
+        float g[4];
+        load_gradients(f0 + load_channel(turn), r, g);
+        for (int e = 0; e < 4; ++e) {
+          const int k = load_channel(turn) + e;
+          g_phi += gradient_times(g[e], phi_of_load(f0 + k, r));
+          s()[k * stride + load_token()] = g[e];
+        }
+      }
       __syncthreads();
-      for (int k = 0; k < min(k_tile, r() - f0); ++k) {
-        const float g_f = g()[k * stride + t];
-        if (group == 0) g_phi += gradient_times(g_f, phi(f0 + k, t));
-        if (g_f != 0) constants.add_gradient(f0 + k, factor * g_f, m_z_tile + t, dz() + t, owns);
+      for (int k = 0; k < min(k_tile, r - f0); ++k) {
+        const float g_f = s()[k * stride + t];
+        if (g_f != 0) constants.template add_gradient<Shape>(f0 + k, factor * g_f, m_z_tile + t, dz() + t, owns);
       }
     }
-    g_phi = over_groups(scratch(), g_phi, [](float a, float b) { return a + b; });
-    if (group == 0) sums()[t] = g_phi;
+    add_up(g_phi, [](int, float sum) { return sum; });
     for (int l = group; l < d; l += Shape::groups)
-      dz()[l * Shape::stride + t] += gradient_times(g_phi, constants.curvature[l] * m_z_tile[l * Shape::stride + t]);
+      dz()[Shape::at(l, t)] += gradient_times(sums()[t], constants.curvature[l] * m_z_tile[Shape::at(l, t)]);
     __syncthreads();
-    const bool is_centred = m_task.features.centring.values;
-    for_each_entry(
-        [&](float& dx, int i, int k) { dx = dz()[k * Shape::stride + m_row + i] + (is_centred ? 0.0f : exact(i, k)); });
+    for_each_quad([&](int tile_of_d, int k0) {
+      const Quad of_tokens = quad(dz(), k0);
+      for_each([&](int i, int j) { m_dx[tile_of_d][i][j] = of_tokens.of[i][j]; });
+    });
+    if (!m_task.features.centring.values) add_exact();
   }
 
   /// Turns the gradient of the coordinates into dx', if there is a centring.
@@ -156,167 +165,255 @@ class FeatureGradients {
     if (!f.centring.values) return;
     const CentringConstants constants = f.centring.of(head(), f.x.channels, f.d_padded);
     __syncthreads();
-    for_each_entry([&](float& dx, int i, int k) { dz()[k * Shape::stride + m_row + i] = dx; });
+    for_each_quad([&](int tile_of_d, int k0) {
+      const auto& dx = m_dx[tile_of_d];
 #pragma unroll
-    for (int tile_of_d = 0; tile_of_d < tiles; ++tile_of_d) {
-      for_each_entry(tile_of_d, [&](float& dx, int i, int k) { dx = exact(i, k); });
+      for (int j = 0; j < 4; ++j)
+        *reinterpret_cast<float4*>(dz() + Shape::at(k0, m_row) + Shape::at(j, 0)) =
+            make_float4(dx[0][j], dx[1][j], dx[2][j], dx[3][j]);
+      for_each([&](int i, int j) {
+        m_dx[tile_of_d][i][j] =
+            k0 + j < f.x.channels ? gradient_times(sums()[m_row + i], constants.linear[k0 + j]) : 0.0f;
+      });
+    });
+    add_exact();
+#pragma unroll
+    for (int tile_of_d = 0; tile_of_d < tiles; ++tile_of_d)
       for (int l0 = 0; l0 < f.x.channels; l0 += k_tile) {
         __syncthreads();
-        for (int e = static_cast<int>(threadIdx.x); e < k_tile * tile; e += TileShape::threads) {
-          const int l = l0 + e / tile, t = e % tile;
-          g()[e / tile * stride + t] = l < f.x.channels ? dz()[l * Shape::stride + t] : 0.0f;
-        }
         load_rows(constants.axes, f.x.channels, l0, tile_of_d * tile);
         __syncthreads();
-        for (int l = 0; l < k_tile; ++l)
-          add_outer(m_dx[tile_of_d], g() + l * stride + m_row, w() + l * stride + m_column);
+        for (int l = 0; l < min(k_tile, f.x.channels - l0); ++l)
+          add_outer(m_dx[tile_of_d], dz() + Shape::at(l0 + l, m_row), w() + l * stride + m_column);
       }
-      for_each_entry(tile_of_d,
-                     [&](float& dx, int i, int k) { dx += gradient_times(sums()[m_row + i], constants.linear[k]); });
-    }
   }
 
   /// Computes dx' of elu features.
   __device__ __forceinline__ void add_elu() {
+    const int d = m_task.features.x.channels;
+    for_each_quad([&](int tile_of_d, int k0) {
+      const Quad z = quad(x(), k0);
 #pragma unroll
-    for (int tile_of_d = 0; tile_of_d < tiles; ++tile_of_d) {
-      const int k0 = tile_of_d * tile;
-      __syncthreads();
-      static_assert(tile == 2 * k_tile);  // the rows of g()
-      load_gradients<tile>(g(), k0);
-      __syncthreads();
-      for_each_entry(tile_of_d, [&](float& dx, int i, int k) {
-        const float g_k = g()[(k - k0) * stride + m_row + i];
-        dx = at(i, k) > 0 ? g_k : gradient_times(g_k, phi(k, m_row + i));
-      });
-    }
+      for (int i = 0; i < 4; ++i) {
+        float g[4];
+        load_gradients(m_row + i, k0, d, g);
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          m_dx[tile_of_d][i][j] += z.of[i][j] > 0 || g[j] == 0 ? g[j] : gradient_times(g[j], phi(k0 + j)[m_row + i]);
+      }
+    });
   }
 
   /// Computes dx from dx', and writes it.
   __device__ __forceinline__ void store_all() {
     const float radius = m_task.features.radius;
     float dx_x[4] = {};
-    for_each_entry([&](float dx, int i, int k) { dx_x[i] += gradient_times(dx, at(i, k)); });
+    for_each_quad([&](int tile_of_d, int k0) {
+      const Quad of_tokens = quad(x(), k0);
+      for_each([&](int i, int j) { dx_x[i] += gradient_times(m_dx[tile_of_d][i][j], of_tokens.of[i][j]); });
+    });
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       for (int step = 8; step > 0; step /= 2)  // sum over the 16 threads that share a token
         dx_x[i] += __shfl_xor_sync(~0u, dx_x[i], step);
       dx_x[i] = radius > 0 ? dx_x[i] / (radius * radius) : 0.0f;
     }
-    for_each_entry([&](float dx, int i, int k) {
-      const int t = m_row + i;
-      if (m_t0 + t >= n()) return;
-      const float value = gradient_times(dx - gradient_times(dx_x[i], at(i, k)), factors()[t]);
+    for_each_quad([&](int tile_of_d, int k0) {
+      const Quad of_tokens = quad(x(), k0);
+      auto& dx = m_dx[tile_of_d];
+      for_each([&](int i, int j) {
+        dx[i][j] = gradient_times(dx[i][j] - gradient_times(dx_x[i], of_tokens.of[i][j]), factors()[m_row + i]);
+      });
+      const int d = m_task.features.x.channels;
       if (m_task.dx_of_z)
-        m_task.dx_of_z[(static_cast<std::ptrdiff_t>(m_z) * n() + m_t0 + t) * m_task.features.x.channels + k] = value;
+        store_quad(m_task.dx_of_z + row(m_row) * d + k0, d, d - k0, dx);
       else
-        store(row_of(m_task.dx, m_z, m_t0 + t) + k, value);
+        store_quad(row_of(m_task.dx, m_z, m_t0 + m_row) + k0, m_task.dx.token_stride, d - k0, dx);
     });
   }
 
  private:
-  using Shape = FeatureShape;
-  static constexpr int tile = TileShape::tile, k_tile = FeatureGradientShape::k_tile, stride = TileShape::stride;
+  using Shape = FeatureGradientShape;
+  static constexpr int tile = TileShape::tile, k_tile = Shape::k_tile, stride = Shape::stride;
 
-  __device__ __forceinline__ float* g() const { return shared_memory<float>(); }       // twice (k_tile,tile)
-  __device__ __forceinline__ float* w() const { return g() + 2 * k_tile * stride; }    // (k_tile,tile)
-  __device__ __forceinline__ float* factors() const { return w() + k_tile * stride; }  // (tile)
-  __device__ __forceinline__ float* sums() const { return factors() + tile; }          // (tile)
-  __device__ __forceinline__ float* x() const { return sums() + tile; }                // (d_padded,tile), or two
-  __device__ __forceinline__ float* scratch() const {
-    return x() + m_task.features.tiles() * m_task.features.tile_size();
-  }
+  __device__ __forceinline__ float* s() const { return shared_memory<float>(); }            // (k_tile,tile)
+  __device__ __forceinline__ float* w() const { return s() + k_tile * stride; }             // (k_tile,tile)
+  __device__ __forceinline__ float* factors() const { return w() + k_tile * stride; }       // (tile)
+  __device__ __forceinline__ float* sums() const { return factors() + tile; }               // (tile)
+  __device__ __forceinline__ float* scratch() const { return sums() + tile; }               // (groups,tile)
+  __device__ __forceinline__ float* x() const { return scratch() + Shape::groups * tile; }  // (d_padded,tile), or two
   // (d_padded,tile): the gradient of the coordinates, of centred and quadratic features
-  __device__ __forceinline__ float* dz() const { return scratch() + (Shape::groups + 1) * tile; }
+  __device__ __forceinline__ float* dz() const {
+    return x() + m_task.features.tiles() * Shape::at(m_task.features.d_padded, 0);
+  }
 
-  // x' of this thread's token i, and its coordinates
-  __device__ __forceinline__ float at(int i, int k) const { return x()[k * Shape::stride + m_row + i]; }
-  __device__ __forceinline__ float coordinate(int i, int k) const {
-    return has_gradient_tile ? m_z_tile[k * Shape::stride + m_row + i] : at(i, k);
-  }
-  // the gradient of x' by exact pairs
-  __device__ __forceinline__ float exact(int i, int k) const {
-    const int t = m_t0 + m_row + i, d = m_task.features.x.channels;
-    return m_task.exact && t < n() ? m_task.exact[(static_cast<std::ptrdiff_t>(m_z) * n() + t) * d + k] : 0.0f;
-  }
   __device__ __forceinline__ int head() const { return m_z % m_task.features.x.heads; }
   __device__ __forceinline__ int n() const { return m_task.features.x.tokens; }
-  __device__ __forceinline__ int r() const { return m_task.features.r(); }
-
-  // g of feature f and token t; both must exist
-  __device__ __forceinline__ float gradient(int t, int f) const {
-    return m_task.dphi.numerator(static_cast<std::ptrdiff_t>(m_z) * n() + m_t0 + t, f);
+  // the row of token t of the tile in arrays [z, n, ..]
+  __device__ __forceinline__ std::ptrdiff_t row(int t) const {
+    return static_cast<std::ptrdiff_t>(m_z) * n() + m_t0 + t;
   }
-  __device__ __forceinline__ float phi(int f, int t) const {
-    const FeatureTask<S>& all = m_task.features;
-    const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(m_z / all.group) * r() + f;
-    return f < r() && m_t0 + t < n() ? all.phi[row * all.stride + m_t0 + t] : 0.0f;
-  }
-
-  // adds the log domain terms to s of the projections from f0 on, and to g.phi
-  __device__ __forceinline__ void add_log_domain_terms(int f0) const {
-    const int m = m_task.features.m;
-    for (int e = static_cast<int>(threadIdx.x); e < k_tile * tile; e += TileShape::threads) {
-      const int k = e / tile, t = e % tile;
-      if (f0 + k < m && m_t0 + t < n())
-        g()[k * stride + t] += m_task.log_domain.de[(static_cast<std::ptrdiff_t>(m_z) * m + f0 + k) * n() + m_t0 + t];
-    }
+  // feature f of the tile's tokens
+  __device__ __forceinline__ const float* phi(int f) const {
+    return m_phi + static_cast<std::ptrdiff_t>(f) * m_task.features.stride;
   }
   __device__ __forceinline__ float log_domain_g_phi(int t) const {
     const bool has = m_task.log_domain.g_phi && m_t0 + t < n() && m_task.log_domain.any_in(m_z);
-    return has ? m_task.log_domain.g_phi[static_cast<std::ptrdiff_t>(m_z) * n() + m_t0 + t] : 0.0f;
+    return has ? m_task.log_domain.g_phi[row(t)] : 0.0f;
   }
 
-  // to[k][t] = g of feature f0 + k, for k < count; zero beyond the last feature
-  template <int count = k_tile>
-  __device__ __forceinline__ void load_gradients(float* to, int f0) const {
-    const int end = f0 < m_task.features.m ? m_task.features.m : r();
-    for (int e = static_cast<int>(threadIdx.x); e < count * tile; e += TileShape::threads) {
-      const int k = e % count, t = e / count;
-      to[k * stride + t] = f0 + k < end && m_t0 + t < n() ? gradient(t, f0 + k) : 0.0f;
+  // ---- loads of gradients of 4 features of a token: two lanes load 32 bytes, and the 16 tokens of a warp are in
+  // different banks of s()
+
+  static constexpr int loads = k_tile * tile / (4 * Shape::threads);
+  __device__ __forceinline__ static int load_token() {
+    return static_cast<int>(threadIdx.x) / 32 % 4 * 16 + static_cast<int>(threadIdx.x) % 32 / 2;
+  }
+  // of the threads that have the same token
+  __device__ __forceinline__ static int load_share() {
+    return static_cast<int>(threadIdx.x) / 128 * 2 + static_cast<int>(threadIdx.x) % 2;
+  }
+  __device__ __forceinline__ static int load_channel(int turn) { return 4 * (load_share() + Shape::groups * turn); }
+
+  // g of features f .. f + 3 of token t; zero from feature `end` on
+  __device__ __forceinline__ void load_gradients(int t, int f, int end, float (&g)[4]) const {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) g[e] = 0;
+    if (m_t0 + t >= n()) return;
+    if (m_task.dphi.sums.p % 4 == 0 && f % 4 == 0 && f + 4 <= end)
+      m_task.dphi.add_numerators(row(t), f, g);
+    else
+      for (int e = 0; e < min(4, end - f); ++e) g[e] = m_task.dphi.numerator(row(t), f + e);
+  }
+  __device__ __forceinline__ void load_gradients(int f, int end, float (&g)[4]) const {
+    load_gradients(load_token(), f, end, g);
+  }
+  __device__ __forceinline__ float phi_of_load(int f, int end) const {
+    return f < end && m_t0 + load_token() < n() ? phi(f)[load_token()] : 0.0f;
+  }
+
+  // stores s of projections f0 + k .. f0 + k + 3; returns what they add to g.phi
+  __device__ __forceinline__ float load_factors(int f0, int k) const {
+    const FeatureTask<S>& all = m_task.features;
+    const int f = f0 + k, m = all.m;
+    const bool trigonometric = all.kind == FeatureKind::trigonometric, single = all.kind == FeatureKind::positive;
+    const bool has_log_domain = m_task.log_domain.any_in(m_z) && m_t0 + load_token() < n();
+    float g_1[4], g_2[4] = {}, g_phi = 0;
+    load_gradients(f, m, g_1);
+    if (!single) load_gradients(m + f, 2 * m, g_2);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float phi_1 = phi_of_load(f + e, m), phi_2 = single ? 0.0f : phi_of_load(m + f + e, 2 * m);
+      g_phi += gradient_times(g_1[e], phi_1) + gradient_times(g_2[e], phi_2);
+      float s_f = trigonometric ? gradient_times(g_1[e], phi_2) - gradient_times(g_2[e], phi_1)
+                                : gradient_times(g_1[e], phi_1) - gradient_times(g_2[e], phi_2);
+      if (has_log_domain && f + e < m)
+        s_f += m_task.log_domain.de[(static_cast<std::ptrdiff_t>(m_z) * m + f + e) * n() + m_t0 + load_token()];
+      s()[(k + e) * stride + load_token()] = s_f;
     }
+    return g_phi;
   }
-  // w()[k][c] = channel k0 + c of projection f0 + k
-  __device__ __forceinline__ void load_weights(int f0, int k0) const {
-    const FeatureTask<S>& f = m_task.features;
-    load_rows(f.w + head() * f.w_stride, f.m, f0, k0);
+  // sums()[t] = of(t, the sum of x over the threads that load token t)
+  template <class F>
+  __device__ __forceinline__ void add_up(float x, F&& of) const {
+    scratch()[load_share() * tile + load_token()] = x;
+    __syncthreads();
+    if (const int t = static_cast<int>(threadIdx.x); t < tile)
+      sums()[t] = of(t, scratch()[t] + scratch()[tile + t] + scratch()[2 * tile + t] + scratch()[3 * tile + t]);
+    __syncthreads();
   }
+
   // w()[k][c] = channel k0 + c of row f0 + k of a matrix (count,d_padded)
   __device__ __forceinline__ void load_rows(const float* from, int count, int f0, int k0) const {
-    const int d_padded = m_task.features.d_padded;
-    for (int e = static_cast<int>(threadIdx.x); e < k_tile * tile; e += TileShape::threads) {
-      const int k = e / tile, c = e % tile;
-      const bool inside = f0 + k < count && k0 + c < d_padded;
-      w()[k * stride + c] = inside ? from[static_cast<std::ptrdiff_t>(f0 + k) * d_padded + k0 + c] : 0.0f;
+    const int d_padded = m_task.features.d_padded, c = static_cast<int>(threadIdx.x) % 16 * 4;
+#pragma unroll
+    for (int k = static_cast<int>(threadIdx.x) / 16; k < k_tile; k += Shape::threads / 16) {
+      float4 four = make_float4(0, 0, 0, 0);
+      if (f0 + k < count && k0 + c < d_padded)
+        four = *reinterpret_cast<const float4*>(from + static_cast<std::ptrdiff_t>(f0 + k) * d_padded + k0 + c);
+      *reinterpret_cast<float4*>(w() + k * stride + c) = four;
     }
   }
 
-  // calls f(dx', token, channel) for this thread's entries; the token is 0..3
+  // ---- this thread's entries: quads of tokens m_row + i and channels k0 + j
+
+  // those of a tile (d_padded,tile)
+  struct Quad {
+    float of[4][4];
+  };
+  __device__ __forceinline__ Quad quad(const float* of_tile, int k0) const {
+    Quad all;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float4 four = *reinterpret_cast<const float4*>(of_tile + Shape::at(k0, m_row) + Shape::at(j, 0));
+      all.of[0][j] = four.x, all.of[1][j] = four.y, all.of[2][j] = four.z, all.of[3][j] = four.w;
+    }
+    return all;
+  }
+  // calls f(tile_of_d, k0) for those of m_dx; channels from d to d_padded are among them
   template <class F>
-  __device__ __forceinline__ void for_each_entry(int tile_of_d, F&& f) {
+  __device__ __forceinline__ void for_each_quad(F&& f) const {
+#pragma unroll
+    for (int tile_of_d = 0; tile_of_d < tiles; ++tile_of_d)
+      if (tile_of_d * tile + m_column < m_task.features.d_padded) f(tile_of_d, tile_of_d * tile + m_column);
+  }
+  template <class F>
+  __device__ __forceinline__ static void for_each(F&& f) {
 #pragma unroll
     for (int i = 0; i < 4; ++i)
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int k = tile_of_d * tile + m_column + j;
-        if (k < m_task.features.x.channels) f(m_dx[tile_of_d][i][j], i, k);
-      }
+      for (int j = 0; j < 4; ++j) f(i, j);
   }
-  template <class F>
-  __device__ __forceinline__ void for_each_entry(F&& f) {
+  // adds the gradients of x' by exact pairs
+  __device__ __forceinline__ void add_exact() {
+    const int d = m_task.features.x.channels;
+    if (!m_task.exact) return;
+    for_each_quad([&](int tile_of_d, int k0) {
 #pragma unroll
-    for (int tile_of_d = 0; tile_of_d < tiles; ++tile_of_d) for_each_entry(tile_of_d, f);
+      for (int i = 0; i < 4; ++i) {
+        if (m_t0 + m_row + i >= n()) continue;
+        const float* from = m_task.exact + row(m_row + i) * d + k0;
+        float four[4] = {};
+        if (d % 4 == 0)
+          std::memcpy(four, __builtin_assume_aligned(from, sizeof(float4)), sizeof(four));
+        else
+          for (int j = 0; j < min(4, d - k0); ++j) four[j] = from[j];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) m_dx[tile_of_d][i][j] += four[j];
+      }
+    });
+  }
+  // stores four rows, the first of which is at `to`, of which at most 4 of `count` channels are left
+  template <class To>
+  __device__ __forceinline__ void store_quad(To* to, std::ptrdiff_t row_stride, int count,
+                                             const float (&values)[4][4]) const {
+    struct alignas(4 * sizeof(To)) Four {
+      To of[4];
+    };
+    if (count >= 4 && row_stride % 4 == 0 && reinterpret_cast<std::uintptr_t>(to) % sizeof(Four) == 0) {
+      auto* at = reinterpret_cast<Four*>(to);  // so that the compiler sees how rows are aligned
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (m_t0 + m_row + i < n()) cuda::store_all(at[i * (row_stride / 4)].of, values[i]);
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        if (m_t0 + m_row + i < n() && j < count) store(to + i * row_stride + j, values[i][j]);
   }
 
   const FeatureGradientTask<S>& m_task;
   int m_z, m_t0, m_row, m_column;
+  const float* m_phi;               // the features of the tile's tokens
   const float* m_z_tile = nullptr;  // (d_padded,tile): the coordinates of the tokens, of centred and quadratic features
   float m_dx[tiles][4][4] = {};
 };
 
 /// For heads of at most 64 tiles channels. Blocks (tiles of tokens, z).
 template <Storage S, int tiles, bool has_gradient_tile>
-__global__ void __launch_bounds__(FeatureShape::threads, FeatureGradientShape::blocks(tiles))
+__global__ void __launch_bounds__(FeatureGradientShape::threads, FeatureGradientShape::blocks(tiles))
     feature_gradients_kernel(FeatureGradientTask<S> task) {
   start_kernel();
   FeatureGradients<S, tiles, has_gradient_tile> gradients(task);
@@ -349,7 +446,8 @@ void queue_feature_gradients(const FeatureGradientTask<S>& task, cudaStream_t st
   const int d = task.features.x.channels;
   launch("gradients: features",
          task.features.has_gradient_tile() ? feature_gradients_for<S, true>(d) : feature_gradients_for<S, false>(d),
-         dim3{blocks_of<FeatureShape::tokens>(n), static_cast<unsigned>(task.z), 1}, dim3{FeatureShape::threads, 1, 1},
+         dim3{blocks_of<FeatureGradientShape::tokens>(n), static_cast<unsigned>(task.z), 1},
+         dim3{FeatureGradientShape::threads, 1, 1},
          FeatureGradientShape::shared(task.features.d_padded, task.features.tiles(), task.features.has_gradient_tile()),
          stream, task);
 }

@@ -42,18 +42,18 @@ struct QuadraticConstants {
 
   /// Adds what the gradient g_f of feature f, without the row's factor, contributes to those of the coordinates for
   /// which owns(l) is true.
-  template <class Owns>
+  template <class Shape, class Owns>
   __device__ __forceinline__ void add_gradient(int f, float g_f, const float* z, float* dz, Owns&& owns) const {
-    constexpr int stride = FeatureShape::stride;
+    const auto at = [](unsigned l) { return Shape::at(static_cast<int>(l), 0); };
     const auto [a, b] = coordinates[f];
     if (a == none) return;
     if (b == none) {
-      if (owns(a)) dz[a * stride] += g_f;
+      if (owns(a)) dz[at(a)] += g_f;
     } else if (a == b) {
-      if (owns(a)) dz[a * stride] = fmaf(2 * half_root * g_f, z[a * stride], dz[a * stride]);
+      if (owns(a)) dz[at(a)] = fmaf(2 * half_root * g_f, z[at(a)], dz[at(a)]);
     } else {
-      if (owns(a)) dz[a * stride] = fmaf(g_f, z[b * stride], dz[a * stride]);
-      if (owns(b)) dz[b * stride] = fmaf(g_f, z[a * stride], dz[b * stride]);
+      if (owns(a)) dz[at(a)] = fmaf(g_f, z[at(b)], dz[at(a)]);
+      if (owns(b)) dz[at(b)] = fmaf(g_f, z[at(a)], dz[at(b)]);
     }
   }
 };

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstddef>
+#include <cstring>
 
 #include "nprf/cuda/device/call_counters.cuh"
 #include "nprf/cuda/device/launch.cuh"
+#include "nprf/cuda/device/strided_operand.cuh"
 
 namespace nprf::cuda {
 
@@ -30,6 +32,32 @@ struct OneTokenShape {
 
   __host__ __device__ static constexpr int at(int k, int) { return k; }
 };
+
+/// tile[Shape::at(k, t)] = channel k < d_padded of token t0 + t of x, the matrix at `data`, zero from channel d on.
+/// Beyond the last token the tile has copies of it. All threads of the block take part. Where rows are aligned, a warp
+/// loads 32 channels of some tokens at a time.
+template <class Shape, class S>
+__device__ __forceinline__ void load_tokens(float* tile, const Operand<S>& x, const S* data, int t0, int d_padded) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const auto row = [&](int t) { return data + min(t0 + t, x.tokens - 1) * x.token_stride; };
+  if (!x.has_aligned_rows) {
+    for (int e = thread; e < Shape::tokens * d_padded; e += Shape::threads) {
+      const int t = e / d_padded, k = e % d_padded;
+      tile[Shape::at(k, t)] = k < x.channels ? to_float(row(t)[k * x.channel_stride]) : 0.0f;
+    }
+    return;
+  }
+  constexpr int width = 16 / sizeof(S), lanes = 32 / width, step = Shape::threads / lanes;
+  const int k0 = thread % lanes * width;
+  for (int t = thread / lanes; t < Shape::tokens; t += step)
+    for (int k = k0; k < x.channels; k += 32) {
+      const uint4 all = __ldg(reinterpret_cast<const uint4*>(row(t) + k));
+      S values[width];
+      std::memcpy(values, &all, sizeof(all));
+#pragma unroll
+      for (int e = 0; e < width; ++e) tile[Shape::at(k, t) + Shape::at(e, 0)] = to_float(values[e]);
+    }
+}
 
 /// The reduction by f over the groups of threads that share a token; all threads of the block must call it. The scratch
 /// memory has a float for each thread, or for each warp if there is one token.

@@ -112,7 +112,7 @@ class Backward {
     arrays.rows_of_factors = m_products.take_rows(scratch);
     if (exact) {
       arrays.exact = exact->take(model, scratch);
-      arrays.exact_gradients = ExactGradients::take(scratch, z, model.n_q(), model.n_k(), model.d(), p);
+      arrays.exact_gradients = ExactGradients::take(scratch, model.bias(), z, model.n_q(), model.n_k(), model.d(), p);
     }
     if (model.has_log_domain())
       arrays.log_domain =

@@ -7,7 +7,11 @@
 #include "cuda/device_array.hpp"
 #include "cuda/ptx/runtime.hpp"
 #include "cuda/tile_case.hpp"
+#include "nprf/cuda/attention/exact/backward.cuh"
+#include "nprf/cuda/attention/exact/near_sums.cuh"
 #include "nprf/cuda/attention/normalize.cuh"
+#include "nprf/cuda/device/scratch.hpp"
+#include "nprf/cuda/feature_map/backward.cuh"
 #include "nprf/cuda/plan/decode_plan.cuh"
 #include "nprf/cuda/plan/device_model.cuh"
 #include "nprf/cuda/plan/model_of.hpp"
@@ -126,6 +130,124 @@ TEST_CASE("traffic and instructions of features by tensor cores", "[cuda]") {
   CHECK(taken.global_loads.moved == taken.global_loads.least);
   CHECK(taken.global_stores.moved == taken.global_stores.least);
   CHECK(taken.instructions <= 300'000);  // 2300 for each 64 tokens
+}
+
+namespace {
+
+// the gradients of 256 tokens of 64 channels, from those of features by m projections
+template <class S>
+void check_feature_gradients(cuda::FeatureKind kind, int m, const Most& most, std::size_t most_instructions) {
+  constexpr int n = 256, d = 64;
+  const DeviceArray<S> x(stored<S>(normal<float>(n, d, 1)));
+  const DeviceArray<S> dx(std::size_t{n} * d);
+  cuda::AttentionModel description;
+  description.features = {{kind, d, m, stored<float>(normal<float>(m, d, 3))}};
+  description.positions = {{}};
+  const cuda::DeviceModel model(description, {.n_q = n, .n_k = n, .d_v = 1}, false, nullptr);
+  const auto r = static_cast<std::size_t>(model.r());
+  const DeviceArray<float> phi(std::vector<float>(r * n, 1)), N(phi.fetch()), D(std::vector<float>(n, 1));
+  const cuda::FeatureGradientTask<S> task{
+      .features = model.features<S>({x.data(), n, d}, true, nullptr, nullptr, phi.data(), n),
+      .dphi = {{N.data(), D.data(), 1, model.r(), n}},
+      .log_domain = {},
+      .z = 1,
+      .dx = {dx.data(), n, d}};
+  const auto run = [&] { cuda::queue_feature_gradients(task, nullptr); };
+  check("feature_gradients_kernel", most, run);
+  CHECK(ptx::traffic_of("feature_gradients_kernel", run).instructions <= most_instructions);
+}
+
+}  // namespace
+
+TEST_CASE("traffic and instructions of the gradients of features", "[cuda]") {
+  // threads of the same token store what they add to its sum
+  constexpr Most most{1, 1.02, 1, 1};
+  check_feature_gradients<float>(cuda::FeatureKind::positive, 32, most, 70'000);
+  check_feature_gradients<__nv_bfloat16>(cuda::FeatureKind::positive, 32, most, 70'000);
+  check_feature_gradients<float>(cuda::FeatureKind::trigonometric, 32, most, 76'000);
+}
+
+namespace {
+
+// near pairs of 256 queries and keys, in 10 pairs of tiles, and what their kernels need
+struct NearCase {
+  static constexpr int n = 256, d = 64, p = 64, m = 32, near = 64, tiles = 10;
+
+  static cuda::AttentionModel description() {
+    cuda::AttentionModel model;
+    model.features = {{cuda::FeatureKind::positive, d, m, stored<float>(normal<float>(m, d, 3))}};
+    model.positions = {cuda::model_of(RelativePosition<float>(Vector<float>::LinSpaced(2 * n - 1, -1, 0)))};
+    model.near = near;
+    return model;
+  }
+
+  cuda::DeviceModel model{description(), {.n_q = n, .n_k = n, .d_v = p}, true, nullptr};
+  DeviceArray<float> q{stored<float>(normal<float>(n, d, 1))}, k{stored<float>(normal<float>(n, d, 2))},
+      V{stored<float>(normal<float>(n, p, 4))}, dy{stored<float>(normal<float>(n, p, 5))};
+  DeviceArray<float> N{std::vector<float>(std::size_t{n} * p, 1)}, D{std::vector<float>(n, 1)},
+      phi{std::vector<float>(std::size_t{n} * m, 1)}, log_factors{std::vector<float>(n, 0)}, near_D{n},
+      db{std::vector<float>(2 * n - 1, 0)};
+  DeviceArray<double> log_scales{std::vector<double>(n, 0)};
+  DeviceArray<unsigned char> is_exact{std::vector<unsigned char>(n, 0)};
+  DeviceArray<int> exact_rows{std::vector<int>(1, 0)};
+
+  static cuda::DeviceMatrixView<const float> view(const DeviceArray<float>& x, int channels) {
+    return {x.data(), n, channels};
+  }
+  cuda::ExactPairs pairs() const {
+    return {view(q, d), view(k, d), model.bias(), model.weight_bias(), nullptr, nullptr};
+  }
+  cuda::Sums sums() const { return {N.data(), D.data(), 1, p, n}; }
+
+  void add_near_sums() const {
+    cuda::queue_near_sums(cuda::NearSumsTask<float, float>{.pairs = pairs(),
+                                                           .U = {view(V, p), nullptr},
+                                                           .far = {log_factors.data(), nullptr, 0, 0, 1},
+                                                           .sums = sums(),
+                                                           .A = {phi.data(), m, n},
+                                                           .log_scales = log_scales.data(),
+                                                           .near_D = near_D.data()},
+                          1, nullptr);
+  }
+  void compute_gradients() const {
+    const auto take = [&](cuda::Scratch& scratch) {
+      return cuda::ExactGradients::take(scratch, model.bias(), 1, n, n, d, p);
+    };
+    cuda::Scratch count;
+    take(count);
+    const DeviceArray<unsigned char> memory(count.bytes());
+    cuda::Scratch scratch(memory.data());
+    cuda::queue_exact_gradients(
+        cuda::ExactGradientTask<float>{.pairs = pairs(),
+                                       .dy = view(dy, p),
+                                       .V = cuda::Operand<float>::by_channel(V.data(), 1, n, p, n),
+                                       .sums = {sums()},
+                                       .positive = true,
+                                       .z = 1,
+                                       .positions = 1,
+                                       .log_scales = log_scales.data(),
+                                       .is_exact = reinterpret_cast<const bool*>(is_exact.data()),
+                                       .exact_rows = exact_rows.data(),
+                                       .to = take(scratch),
+                                       .db = db.data()},
+        nullptr);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("traffic and instructions of a near field and its gradients", "[cuda]") {
+  const NearCase x;
+  const auto instructions = [&](const char* kernel, auto&& run) { return ptx::traffic_of(kernel, run).instructions; };
+  const auto near_sums = [&] { x.add_near_sums(); };
+  const auto gradients = [&] { x.compute_gradients(); };
+  // biases are loaded four lags apart; features that are scaled are stored a token apart by channel
+  check("near_sums_kernel", {1.05, 1.6, 1.8, 2}, near_sums);
+  check("exact_queries_kernel", {1.02, 1, 1.3, 1.01}, gradients);
+  check("exact_keys_kernel", {1, 1, 1.24, 1}, gradients);
+  CHECK(instructions("near_sums_kernel", near_sums) <= NearCase::tiles * std::size_t{54'000});
+  CHECK(instructions("exact_queries_kernel", gradients) <= NearCase::tiles * std::size_t{75'000});
+  CHECK(instructions("exact_keys_kernel", gradients) <= NearCase::tiles * std::size_t{97'000});
 }
 
 namespace {

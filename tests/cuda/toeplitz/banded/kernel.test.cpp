@@ -119,7 +119,7 @@ TEMPLATE_TEST_CASE("banded products with exponential tails are those of the form
     const Matrix<double> bound = (tolerance * terms).colwise() + small * terms.col(x.p);
     CHECK(((got - expected).array().abs() <= bound.array() + underflow).all());
   };
-  for (const float slope : NPRF_TEST_SANITIZED
+  for (const float slope : NPRF_TEST_FEW_CASES
                                ? std::vector<float>{0, -0.03f, -1e30f, 1e-3f, 1e30f}
                                : std::vector<float>{0, -1e-7f, -1e-3f, -0.03f, -0.7f, -20, -1e30f, 1e-3f, 0.5f, 1e30f})
     for (const auto& [n_q, n_k] : {std::pair{1, 1}, {300, 300}, {40, 500}, {500, 40}})

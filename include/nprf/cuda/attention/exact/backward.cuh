@@ -26,9 +26,13 @@ struct ExactGradients {
   double* log_D;        // [z, n_q]: scale_i + log D_i; +infinity for rows without gradients
   float* dy_y;          // [z, n_q]: dy_i.y_i
   float *dq, *dk, *dv;  // [z, n_q, d] [z, n_k, d] [z, n_k, p]
+  float* diagonals;     // [z, tile of queries, near tile of keys, 2 tile - 1]: sums of g; not of a grid
+  int near_tiles;       // of the above
 
-  static ExactGradients take(Scratch& scratch, int z, int n_q, int n_k, int d, int p) {
+  static ExactGradients take(Scratch& scratch, const DeviceBias& b, int z, int n_q, int n_k, int d, int p) {
     ExactGradients all{};
+    all.near_tiles = ExactPairs::most_near_tiles(b);
+    all.diagonals = scratch.take<float>(z, TileShape::tiles(n_q), all.near_tiles, 2 * TileShape::tile - 1);
     all.log_D = scratch.take<double>(z, n_q);
     all.dy_y = scratch.take<float>(z, n_q);
     all.dq = scratch.take<float>(z, n_q, d);
@@ -59,6 +63,12 @@ struct ExactGradientTask {
     return static_cast<std::ptrdiff_t>(matrix) * pairs.q.tokens + i;
   }
 
+  /// Sums of g over the diagonals of a tile of queries and its near tile of keys `near_tile`.
+  __device__ __forceinline__ float* diagonals(int matrix, int I, int near_tile) const {
+    const std::ptrdiff_t tile_of_queries = static_cast<std::ptrdiff_t>(matrix) * TileShape::tiles(pairs.q.tokens) + I;
+    return to.diagonals + (tile_of_queries * to.near_tiles + near_tile) * (2 * TileShape::tile - 1);
+  }
+
   /// p and g of a pair, from s = q.k and dy.v.
   __device__ __forceinline__ float2 gradients(int matrix, int i, int j, float s, float dy_v) const {
     if (i >= pairs.q.tokens) return make_float2(0, 0);
@@ -70,25 +80,31 @@ struct ExactGradientTask {
   }
 };
 
-/// Computes log_D and dy_y. One thread per row.
-template <Storage S>
+/// Computes log_D and dy_y. `lanes` threads a row, which load whole sectors.
+template <Storage S, int lanes>
 __global__ void __launch_bounds__(256) exact_rows_kernel(ExactGradientTask<S> task) {
   start_kernel();
-  const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(blockIdx.x) * 256 + threadIdx.x, n_q = task.pairs.q.tokens;
-  if (row >= task.sums.sums.rows) return;
-  const int z = static_cast<int>(row / n_q), i = static_cast<int>(row % n_q);
-  const float D = task.sums.denominator(row);
-  const bool has_gradients = D != D || denominator_keeps_precision(D, task.positive);
+  const std::ptrdiff_t row = (static_cast<std::ptrdiff_t>(blockIdx.x) * 256 + threadIdx.x) / lanes;
+  const int n_q = task.pairs.q.tokens, lane = static_cast<int>(threadIdx.x) % lanes;
+  const bool is_inside = row < task.sums.sums.rows;
+  const int z = is_inside ? static_cast<int>(row / n_q) : 0, i = is_inside ? static_cast<int>(row % n_q) : 0;
+  const float D = is_inside ? task.sums.denominator(row) : 0.0f;
+  const bool has_gradients = is_inside && (D != D || denominator_keeps_precision(D, task.positive));
   float dy_y = 0;
-  for (int c = 0; has_gradients && c < task.dy.channels; ++c)
+  for (int c = lane; has_gradients && c < task.dy.channels; c += lanes)
     dy_y = fmaf(task.dy_at(z, i, c), task.sums.quotient(z, row, c, D), dy_y);
+  dy_y = over_warp<lanes>(dy_y, [](float a, float b) { return a + b; });
+  if (!is_inside || lane > 0) return;
   task.to.log_D[row] = has_gradients ? task.log_scales[row] + log(static_cast<double>(D)) : -minus_infinity;
   task.to.dy_y[row] = dy_y;
 }
 
-/// A tile of queries and one of keys: p and g of its pairs, and their products with other rows. All threads of the
-/// block must call all functions.
-template <Storage S>
+/// Of a tile of queries and one of keys, those whose rows get sums over the others.
+enum class PairSide { queries, keys };
+
+/// A tile of queries and one of keys: p and g of its pairs, and their products with other rows. A block of 16 x 16
+/// threads; all of them must call all functions.
+template <Storage S, PairSide side>
 class ExactPairTile {
  public:
   static constexpr std::size_t shared =
@@ -96,40 +112,52 @@ class ExactPairTile {
 
   __device__ __forceinline__ ExactPairTile(const ExactGradientTask<S>& task, int z, int i0, int j0)
       : m_task(task), m_z(z), m_i0(i0), m_j0(j0) {
-    float s[4][4] = {}, dy_v[4][4] = {};
-    add_products(s, task.pairs.q, i0, task.pairs.k, j0);
-    add_products(dy_v, task.dy, i0, task.V, j0);
-    // s and dy.v lie where p and g will be, so that one copy of the code computes all pairs; since all threads have
-    // read the previous p and g, add_products has synchronised them
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      store_all(p() + (row() + i) * stride + column(), s[i]);
-      store_all(g() + (row() + i) * stride + column(), dy_v[i]);
-    }
+    float of_p[4][4] = {}, of_g[4][4] = {};
+    add_products(of_p, task.pairs.q, i0, task.pairs.k, j0);
+    add_products(of_g, task.dy, i0, task.V, j0);
+    // q.k and dy.v of this thread's pairs, in an array that is indexed at run time, so that one copy of the code
+    // computes all pairs; since all threads have read the previous p and g, add_products has synchronised them
+    for_each([&](int i, int j) { own(4 * i + j) = of_p[i][j], own(16 + 4 * i + j) = of_g[i][j]; });
 #pragma unroll 1
     for (int pair = 0; pair < 16; ++pair) {
-      const int i = row() + pair / 4, j = column() + pair % 4;
-      const float2 of_pair = task.gradients(z, i0 + i, j0 + j, p()[i * stride + j], g()[i * stride + j]);
-      p()[i * stride + j] = of_pair.x;
-      g()[i * stride + j] = of_pair.y;
+      const float2 of_pair =
+          task.gradients(z, i0 + row() + pair / 4, j0 + column() + pair % 4, own(pair), own(16 + pair));
+      own(pair) = of_pair.x;
+      own(16 + pair) = of_pair.y;
     }
+    for_each([&](int i, int j) { of_p[i][j] = own(4 * i + j), of_g[i][j] = own(16 + 4 * i + j); });
+    __syncthreads();
+    if constexpr (side == PairSide::keys) store_pairs(p(), of_p);
+    store_pairs(g(), of_g);
     __syncthreads();
   }
 
   /// dq_i += sum_j g_ij k_j
-  __device__ __forceinline__ void add_to_queries() const {
+  __device__ __forceinline__ void add_to_queries() const
+    requires(side == PairSide::queries)
+  {
     const Operand<float>& k = m_task.pairs.k;
-    float* dq = m_task.to.dq + m_task.row(m_z, 0) * k.channels;
-    add_rows(dq, m_i0, m_task.pairs.q.tokens, k, m_j0, [](int t, int s) { return g()[t * stride + s]; });
+    add_rows(m_task.to.dq + m_task.row(m_z, 0) * k.channels, m_i0, m_task.pairs.q.tokens, g(), k, m_j0);
   }
   /// dk_j += sum_i g_ij q_i and dv_j += sum_i p_ij dy_i
-  __device__ __forceinline__ void add_to_keys() const {
+  __device__ __forceinline__ void add_to_keys() const
+    requires(side == PairSide::keys)
+  {
     const std::ptrdiff_t n_k = m_task.pairs.k.tokens;
     const Operand<float>& q = m_task.pairs.q;
-    add_rows(m_task.to.dk + m_z * n_k * q.channels, m_j0, static_cast<int>(n_k), q, m_i0,
-             [](int t, int s) { return g()[s * stride + t]; });
-    add_rows(m_task.to.dv + m_z * n_k * m_task.dy.channels, m_j0, static_cast<int>(n_k), m_task.dy, m_i0,
-             [](int t, int s) { return p()[s * stride + t]; });
+    add_rows(m_task.to.dk + m_z * n_k * q.channels, m_j0, static_cast<int>(n_k), g(), q, m_i0);
+    add_rows(m_task.to.dv + m_z * n_k * m_task.dy.channels, m_j0, static_cast<int>(n_k), p(), m_task.dy, m_i0);
+  }
+  /// sums[tile - 1 + s - t] = the sum of g over the pairs of queries t and keys s of the tile
+  __device__ __forceinline__ void store_diagonals(float* sums) const
+    requires(side == PairSide::queries)
+  {
+    const int at = static_cast<int>(threadIdx.x);
+    if (at >= 2 * tile - 1) return;
+    const int lag = at - (tile - 1);
+    float sum = 0;
+    for (int s = max(0, lag); s < min(tile, tile + lag); ++s) sum += g()[TileShape::pair(s, s - lag)];
+    sums[at] = sum;
   }
 
  private:
@@ -137,10 +165,24 @@ class ExactPairTile {
 
   __device__ __forceinline__ static float* a() { return shared_memory<float>(); }  // (k_tile,tile)
   __device__ __forceinline__ static float* b() { return a() + k_tile * stride; }   // (k_tile,tile)
-  __device__ __forceinline__ static float* p() { return b() + k_tile * stride; }   // (queries,keys)
-  __device__ __forceinline__ static float* g() { return p() + tile * stride; }     // (queries,keys)
+  __device__ __forceinline__ static float* x() { return a(); }                     // (tile,channels), in place of both
+  __device__ __forceinline__ static float* p() { return b() + k_tile * stride; }   // of tokens t of `side` and others s
+  __device__ __forceinline__ static float* g() { return p() + tile * stride; }     // likewise
+  // entry k of this thread's array, in place of p and g
+  __device__ __forceinline__ static float& own(int k) {
+    return p()[k * TileShape::threads + static_cast<int>(threadIdx.x)];
+  }
+  static_assert(32 * TileShape::threads <= 2 * tile * stride);
+  // this thread's pairs are those of queries row() + i and keys column() + j
   __device__ __forceinline__ static int row() { return static_cast<int>(threadIdx.x) / 16 * 4; }
   __device__ __forceinline__ static int column() { return static_cast<int>(threadIdx.x) % 16 * 4; }
+  template <class F>
+  __device__ __forceinline__ static void for_each(F&& f) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) f(i, j);
+  }
 
   // s += x y^T of a tile of x and a tile of y
   template <class X>
@@ -148,27 +190,55 @@ class ExactPairTile {
                                                int j0) const {
     for (int k0 = 0; k0 < x.channels; k0 += k_tile) {
       __syncthreads();
-      load_tile<tile, k_tile, TileShape::threads, 2>({a(), 1, stride}, x, x.of(m_z), i0, k0);
-      load_tile<tile, k_tile, TileShape::threads, 2>({b(), 1, stride}, y, y.of(m_z), j0, k0);
+      load_tile_of_rows<tile, k_tile, TileShape::threads, stride>(a(), x, x.of(m_z), i0, k0);
+      load_tile_of_rows<tile, k_tile, TileShape::threads, stride>(b(), y, y.of(m_z), j0, k0);
       __syncthreads();
       for (int k = 0; k < min(k_tile, x.channels - k0); ++k)
         add_outer(s, a() + k * stride + row(), b() + k * stride + column());
     }
   }
+  __device__ __forceinline__ static void store_pairs(float* to, const float (&of)[4][4]) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      if constexpr (side == PairSide::keys)
+        *reinterpret_cast<float4*>(to + TileShape::pair(row() + k, column())) =
+            make_float4(of[k][0], of[k][1], of[k][2], of[k][3]);
+      else
+        *reinterpret_cast<float4*>(to + TileShape::pair(column() + k, row())) =
+            make_float4(of[0][k], of[1][k], of[2][k], of[3][k]);
+  }
 
-  // row t of `to` += sum_s weight(t, s) x_{s0 + s}; pairs of weight 0 are left out, even if x is not finite
-  template <class X, class Weight>
-  __device__ __forceinline__ void add_rows(float* to, int t0, int n, const Operand<X>& x, int s0,
-                                           Weight&& weight) const {
-    const int channels = x.channels, count = min(tile, x.tokens - s0);
-    for (int e = static_cast<int>(threadIdx.x); e < tile * channels; e += TileShape::threads) {
-      const int t = e / channels, c = e % channels;
-      if (t0 + t >= n) continue;
-      float sum = 0;
-      for (int s = 0; s < count; ++s)
-        if (const float w = weight(t, s); w != 0)
-          sum = fmaf(w, to_float(x.of(m_z)[(s0 + s) * x.token_stride + c * x.channel_stride]), sum);
-      to[static_cast<std::ptrdiff_t>(t0 + t) * channels + c] += sum;
+  // row t0 + t of `to` (n,channels) += sum_s weights(s, t) x_{s0 + s}; pairs of weight 0 are left out, even if x is not
+  // finite
+  template <class X>
+  __device__ __forceinline__ void add_rows(float* to, int t0, int n, const float* weights, const Operand<X>& from,
+                                           int s0) const {
+    const int channels = from.channels, count = min(tile, from.tokens - s0);
+    for (int c0 = 0; c0 < channels; c0 += tile) {
+      __syncthreads();
+      const bool has_nonfinite =
+          __syncthreads_or(load_tile<tile, tile, TileShape::threads, 4>({x(), stride, 1}, from, from.of(m_z), s0, c0));
+      float sums[4][4] = {};
+      for (int s = 0; s < count; ++s) {
+        const float *of_s = weights + TileShape::pair(s, row()), *x_s = x() + s * stride + column();
+        if (has_nonfinite)
+          for_each([&](int i, int j) { sums[i][j] = of_s[i] == 0 ? sums[i][j] : fmaf(of_s[i], x_s[j], sums[i][j]); });
+        else
+          add_outer(sums, of_s, x_s);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int t = t0 + row() + i, c = c0 + column();
+        float* at = to + static_cast<std::ptrdiff_t>(t) * channels + c;
+        if (t >= n || c >= channels) continue;
+        if (channels % 4 == 0) {
+          const float4 before = *reinterpret_cast<const float4*>(at);
+          *reinterpret_cast<float4*>(at) =
+              make_float4(before.x + sums[i][0], before.y + sums[i][1], before.z + sums[i][2], before.w + sums[i][3]);
+        } else {
+          for (int j = 0; j < min(4, channels - c); ++j) at[j] += sums[i][j];
+        }
+      }
     }
   }
 
@@ -184,17 +254,25 @@ __device__ __forceinline__ bool has_exact_row(const ExactGradientTask<S>& task, 
   return __syncthreads_or(thread < TileShape::tile && i < task.pairs.q.tokens && task.is_exact[task.row(z, i)]);
 }
 
-/// Computes dq. Blocks (tiles of queries, z).
+/// Computes dq, and the diagonals. Blocks (tiles of queries, z).
 template <Storage S>
 __global__ void __launch_bounds__(TileShape::threads) exact_queries_kernel(ExactGradientTask<S> task) {
   start_kernel();
   constexpr int tile = TileShape::tile;
   const int z = static_cast<int>(blockIdx.y), i0 = static_cast<int>(blockIdx.x) * tile, n_k = task.pairs.k.tokens;
-  ExactPairs::Keys keys = task.pairs.near_keys(i0, min(i0 + tile, task.pairs.q.tokens) - 1);
-  if (has_exact_row(task, z, i0)) keys = {0, n_k};
-  const ExactPairs::Tiles tiles = task.pairs.tiles_with(z, keys);
+  const int last = min(i0 + tile, task.pairs.q.tokens) - 1;
+  const ExactPairs::Keys near = task.pairs.near_tiles(i0, last);
+  const bool all = has_exact_row(task, z, i0);
+  const ExactPairs::Tiles tiles =
+      task.pairs.tiles_with(z, all ? ExactPairs::Keys{0, n_k} : task.pairs.near_keys(i0, last));
 #pragma unroll 1
-  for (int k = 0; k < tiles.count; ++k) ExactPairTile<S>(task, z, i0, tiles(k)).add_to_queries();
+  for (int k = 0; k < tiles.count; ++k) {
+    const ExactPairTile<S, PairSide::queries> pairs(task, z, i0, tiles(k));
+    pairs.add_to_queries();
+    const int J = tiles(k) / tile;
+    if (task.db && !task.pairs.b.places.is_grid() && J >= near.first && J < near.end)
+      pairs.store_diagonals(task.diagonals(z, i0 / tile, J - near.first));
+  }
 }
 
 /// Computes dk and dv. Blocks (tiles of keys, z).
@@ -208,7 +286,58 @@ __global__ void __launch_bounds__(TileShape::threads) exact_keys_kernel(ExactGra
   const bool has_sinks = j0 < sinks.end && j0 + tile > sinks.first;
   for (int i0 = 0; i0 < n_q; i0 += tile)
     if (has_exact_row(task, z, i0) || has_sinks || (first < end && i0 + tile > first && i0 < end))
-      ExactPairTile<S>(task, z, i0, j0).add_to_keys();
+      ExactPairTile<S, PairSide::keys>(task, z, i0, j0).add_to_keys();
+}
+
+/// The sum of g over the pairs of matrix z at lag j - i of a sequence, which is near, from the diagonals: the part of a
+/// thread of `threads`.
+template <Storage S>
+__device__ __forceinline__ float near_lag_gradient(const ExactGradientTask<S>& task, int z, int lag, int thread,
+                                                   int threads) {
+  constexpr int tile = TileShape::tile;
+  const int n_q = task.pairs.q.tokens;
+  float sum = 0;
+  for (int I = thread; I < TileShape::tiles(n_q); I += threads) {
+    const ExactPairs::Keys near = task.pairs.near_tiles(I * tile, min((I + 1) * tile, n_q) - 1);
+    for (int J = near.first; J < near.end; ++J) {
+      const int at = lag - (J - I) * tile + tile - 1;
+      if (at >= 0 && at < 2 * tile - 1) sum += task.diagonals(z, I, J - near.first)[at];
+    }
+  }
+  return sum;
+}
+
+/// The sum of g over the pairs of matrix z that an entry of db has, but for near pairs of a sequence: likewise.
+template <Storage S>
+__device__ __forceinline__ float entry_gradient(const ExactGradientTask<S>& task, int z, int entry, int thread,
+                                                int threads) {
+  const DeviceBias& b = task.pairs.b;
+  const int n_q = task.pairs.q.tokens;
+  const bool is_near = entry < b.size && b.is_near(entry);
+  const ExactPairs::Keys sinks = task.pairs.sinks(z);
+  const bool only_sinks = !is_near && task.exact_rows[z] == 0;
+  if (only_sinks && sinks.end == 0) return 0;
+  const PairsOfEntry of_grid{b.places, b.first, b.size, entry};
+  const int count = b.places.is_grid() ? of_grid.count() : n_q;
+  // in a sequence key j of the entry is that of query j + first
+  const int first = n_q - 1 - entry;
+  const bool is_short = only_sinks && !b.places.is_grid();
+  const int end = is_short ? min(count, first + sinks.end) : count;
+  float sum = 0;
+  for (int k = (is_short ? max(0, first + sinks.first) : 0) + thread; k < end; k += threads) {
+    const TokenPair at = b.places.is_grid() ? of_grid[k] : TokenPair{k, k - first};
+    if (at.query < 0 || at.key < 0 || at.key >= task.pairs.k.tokens) continue;
+    if (!is_near && at.key >= sinks.end && !task.is_exact[task.row(z, at.query)]) continue;
+    const float *q = task.pairs.q.of(z) + at.query * task.pairs.q.token_stride,
+                *key = task.pairs.k.of(z) + at.key * task.pairs.k.token_stride,
+                *v = task.V.of(z) + at.key * task.V.token_stride;
+    float s = 0, dy_v = 0;
+    for (int c = 0; c < task.pairs.q.channels; ++c) s = fmaf(q[c], key[c], s);
+    for (int c = 0; c < task.dy.channels; ++c)
+      dy_v = fmaf(task.dy_at(z, at.query, c), v[c * task.V.channel_stride], dy_v);
+    sum += task.gradients(z, at.query, at.key, s, dy_v).y;
+  }
+  return sum;
 }
 
 /// Adds to db. Blocks (entries, positions).
@@ -217,33 +346,13 @@ __global__ void __launch_bounds__(threads) exact_entries_kernel(ExactGradientTas
   start_kernel();
   const DeviceBias& b = task.pairs.b;
   const int thread = static_cast<int>(threadIdx.x), position = static_cast<int>(blockIdx.y);
-  const int entry = static_cast<int>(blockIdx.x), n_q = task.pairs.q.tokens;
-  const bool is_near = entry < b.size && b.is_near(entry);
-  const PairsOfEntry of_grid{b.places, b.first, b.size, entry};
-  const int count = b.places.is_grid() ? of_grid.count() : n_q;
+  const int entry = static_cast<int>(blockIdx.x), lag = entry - (task.pairs.q.tokens - 1);
+  const bool from_diagonals = !b.places.is_grid() && b.is_near(entry);
   float sum = 0;
-  for (int z = position; z < task.z; z += task.positions) {
-    const ExactPairs::Keys sinks = task.pairs.sinks(z);
-    const bool only_sinks = !is_near && task.exact_rows[z] == 0;
-    if (only_sinks && sinks.end == 0) continue;
-    // in a sequence key j of the entry is that of query j + first
-    const int first = n_q - 1 - entry;
-    const bool is_short = only_sinks && !b.places.is_grid();
-    const int end = is_short ? min(count, first + sinks.end) : count;
-    for (int k = (is_short ? max(0, first + sinks.first) : 0) + thread; k < end; k += threads) {
-      const TokenPair at = b.places.is_grid() ? of_grid[k] : TokenPair{k, k - first};
-      if (at.query < 0 || at.key < 0 || at.key >= task.pairs.k.tokens) continue;
-      if (!is_near && at.key >= sinks.end && !task.is_exact[task.row(z, at.query)]) continue;
-      const float *q = task.pairs.q.of(z) + at.query * task.pairs.q.token_stride,
-                  *key = task.pairs.k.of(z) + at.key * task.pairs.k.token_stride,
-                  *v = task.V.of(z) + at.key * task.V.token_stride;
-      float s = 0, dy_v = 0;
-      for (int c = 0; c < task.pairs.q.channels; ++c) s = fmaf(q[c], key[c], s);
-      for (int c = 0; c < task.dy.channels; ++c)
-        dy_v = fmaf(task.dy_at(z, at.query, c), v[c * task.V.channel_stride], dy_v);
-      sum += task.gradients(z, at.query, at.key, s, dy_v).y;
-    }
-  }
+  for (int z = position; z < task.z; z += task.positions)
+    sum += from_diagonals ? near_lag_gradient(task, z, lag, thread, threads)
+                          : entry_gradient(task, z, entry, thread, threads);
+  if (!__syncthreads_or(sum != 0)) return;
   float* sums = shared_memory<float>();
   sums[thread] = sum;
   for (int half = threads / 2; half > 0; half /= 2) {
@@ -267,12 +376,13 @@ void queue_exact_gradients(const ExactGradientTask<S>& task, cudaStream_t stream
   clear(task.to.dk, n_k, task.pairs.q.channels);
   clear(task.to.dv, n_k, task.dy.channels);
   if (n_q == 0 || n_k == 0 || z == 0) return;
-  launch("exact gradients: rows", exact_rows_kernel<S>, dim3{blocks_of<256>(task.sums.sums.rows), 1, 1}, block, 0,
-         stream, task);
+  constexpr int lanes = 8;
+  launch("exact gradients: rows", exact_rows_kernel<S, lanes>, dim3{blocks_of<256 / lanes>(task.sums.sums.rows), 1, 1},
+         block, 0, stream, task);
   launch("exact gradients: queries", exact_queries_kernel<S>, dim3{blocks_of<TileShape::tile>(n_q), z, 1}, block,
-         ExactPairTile<S>::shared, stream, task);
+         ExactPairTile<S, PairSide::queries>::shared, stream, task);
   launch("exact gradients: keys", exact_keys_kernel<S>, dim3{blocks_of<TileShape::tile>(n_k), z, 1}, block,
-         ExactPairTile<S>::shared, stream, task);
+         ExactPairTile<S, PairSide::keys>::shared, stream, task);
   constexpr int threads = 128;
   if (task.db)
     launch("exact gradients: lags", exact_entries_kernel<S, threads>,

@@ -77,17 +77,29 @@ __device__ __forceinline__ void add_near_row(const NearSumsTask<S, Feature>& tas
   const bool is_empty = most == minus_infinity, rises = !is_empty && !(most <= far);
   const float near_factor = is_empty ? 0.0f : rises ? 1.0f : expf(static_cast<float>(most - far));
   const float far_factor = rises ? expf(static_cast<float>(far - most)) : 1.0f;
-  const auto add = [&](float& first, std::ptrdiff_t part_stride, float more) {
-    if (rises)
-      for (int part = 0; part < task.sums.parts; ++part) (&first)[part * part_stride] *= far_factor;
-    if (!is_empty) first = fmaf(near_factor, more, first);
+  // multiplies the parts of `count` far sums, and adds near ones to the first part
+  const auto add = [&]<int count>(float* sums, std::ptrdiff_t part_stride, const float(&more)[count]) {
+    for (int part = 0; part < (rises ? task.sums.parts : 1); ++part) {
+      float all[count];
+#pragma unroll
+      for (int j = 0; j < count; ++j) {
+        all[j] = far_factor * sums[part * part_stride + j];
+        if (part == 0 && !is_empty) all[j] = fmaf(near_factor, more[j], all[j]);
+      }
+      store_all(sums + part * part_stride, all);
+    }
   };
-  for (int j = 0; j < 4; ++j)
-    if (near.column(j) < p) add(task.sums.N[row * p + near.column(j)], task.sums.rows * p, near.numerator(i, j));
+  float* N = task.sums.N + row * p + near.column(0);
+  if (p % 4 == 0 && near.column(0) < p)
+    add(N, task.sums.rows * p,
+        {near.numerator(i, 0), near.numerator(i, 1), near.numerator(i, 2), near.numerator(i, 3)});
+  else
+    for (int j = 0; j < 4; ++j)
+      if (near.column(j) < p) add(N + j, task.sums.rows * p, {near.numerator(i, j)});
   if (near.column(0) >= TileShape::tile) return;  // not the block of the first columns
   if (rises) task.A.scale(z, n_q, query, far_factor, near.share());
   if (near.share() > 0) return;
-  add(task.sums.D[row], task.sums.rows, near_D);
+  add(task.sums.D + row, task.sums.rows, {near_D});
   task.log_scales[row] = rises ? most : far;
   task.near_D[row] = is_empty ? 0.0f : near_factor * near_D;
 }

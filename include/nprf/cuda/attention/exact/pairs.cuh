@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 
 #include "nprf/core/near_lags.hpp"
@@ -82,6 +83,17 @@ struct ExactPairs {
     }
     const Index offset = -static_cast<Index>(b.first) - (b.n_q - 1);
     return {clamped(first_row + offset - reach, k.tokens), clamped(last_row + offset + reach + 1, k.tokens)};
+  }
+  /// The tiles of these keys.
+  __device__ __forceinline__ Keys near_tiles(int first_row, int last_row) const {
+    const Keys keys = near_keys(first_row, last_row);
+    return {keys.first / TileShape::tile, keys.first < keys.end ? TileShape::tiles(keys.end) : 0};
+  }
+  /// How many there are at most, for a tile of queries of a sequence; 0 for a grid.
+  static int most_near_tiles(const DeviceBias& b) {
+    if (b.near.width == 0 || b.places.is_grid()) return 0;
+    const Index keys = TileShape::tile + b.near.range().last - b.near.range().first;
+    return static_cast<int>(std::min<Index>(keys, b.size) / TileShape::tile) + 2;
   }
   /// The same for queries that are near the keys first_key..last_key.
   __device__ __forceinline__ Keys near_queries(int first_key, int last_key) const {

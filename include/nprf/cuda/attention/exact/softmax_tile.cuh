@@ -53,7 +53,8 @@ class SoftmaxTile {
     if (has_nonfinite)
       add_present_keys(count);
     else
-      for (int k = 0; k < count; ++k) add_outer(m_N, weights() + k * stride + m_row, u() + k * stride + m_column);
+      for (int k = 0; k < count; ++k)
+        add_outer(m_N, weights() + TileShape::pair(k, m_row), u() + k * stride + m_column);
   }
 
   /// Of this thread: the query of its row i < 4, or -1, its column j < 4, and its sums.
@@ -75,7 +76,7 @@ class SoftmaxTile {
 
   // the weight of this thread's row i and key j of the tile; until it is computed, the pair's score
   __device__ __forceinline__ float& weight(int i, int j) const {
-    return weights()[(m_column + j) * stride + m_row + i];
+    return weights()[TileShape::pair(m_column + j, m_row) + i];
   }
   // x of the thread that has most and D of row i
   template <class T>
@@ -85,21 +86,33 @@ class SoftmaxTile {
 
   // loads values and computes scores; returns whether a value is NaN or infinite
   __device__ __forceinline__ bool load_tiles(float (&s)[4][4], int j0) const {
-    const float* q = m_pairs.q.of(m_z);
     const int d = m_pairs.q.channels;
     bool has_nonfinite = false;
     for (int k0 = 0; k0 < d; k0 += k_tile) {
       __syncthreads();  // all threads have read the previous tile
-      for (int e = static_cast<int>(threadIdx.x); e < k_tile * tile; e += TileShape::threads) {
-        const int k = k0 + e % k_tile, t = e / k_tile, row = m_rows(t);
-        a()[e % k_tile * stride + t] = row >= 0 && k < d ? q[row * m_pairs.q.token_stride + k] : 0.0f;
-      }
-      load_tile<tile, k_tile, TileShape::threads>({b(), 1, stride}, m_pairs.k, m_pairs.k.of(m_z), j0, k0);
+      load_queries(k0);
+      load_factor(b(), m_pairs.k, j0, k0);
       if (k0 == 0) has_nonfinite = load_columns_at_once<tile, tile, TileShape::threads>(u(), stride, m_U, j0, m_p0);
       __syncthreads();
       for (int k = 0; k < min(k_tile, d - k0); ++k) add_outer(s, a() + k * stride + m_row, b() + k * stride + m_column);
     }
     return __syncthreads_or(has_nonfinite);
+  }
+
+  __device__ __forceinline__ void load_queries(int k0) const {
+    const Operand<float>& q = m_pairs.q;
+    if constexpr (Rows::consecutive) {
+      load_factor(a(), q, m_rows.i0, k0);
+    } else {
+      for (int e = static_cast<int>(threadIdx.x); e < k_tile * tile; e += TileShape::threads) {
+        const int k = k0 + e % k_tile, t = e / k_tile, row = m_rows(t);
+        a()[e % k_tile * stride + t] = row >= 0 && k < q.channels ? q.of(m_z)[row * q.token_stride + k] : 0.0f;
+      }
+    }
+  }
+  // values[k][t] = channel k0 + k of token t0 + t
+  __device__ __forceinline__ void load_factor(float* values, const Operand<float>& from, int t0, int k0) const {
+    load_tile_of_rows<tile, k_tile, TileShape::threads, stride>(values, from, from.of(m_z), t0, k0);
   }
 
   // the weights of this thread's row i and its four keys, from their scores; -0 if the exponent is -infinity: there
@@ -133,7 +146,7 @@ class SoftmaxTile {
     for (int k = 0; k < count; ++k)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float of_pair = weights()[k * stride + m_row + i];
+        const float of_pair = weights()[TileShape::pair(k, m_row) + i];
         if (__float_as_int(of_pair) == bits_of_absent) continue;
 #pragma unroll
         for (int j = 0; j < 4; ++j) m_N[i][j] = fmaf(of_pair, u()[k * stride + m_column + j], m_N[i][j]);

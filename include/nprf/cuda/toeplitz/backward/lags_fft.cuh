@@ -108,7 +108,7 @@ class LagCorrelations {
     const auto& [A, B, G, U] = factors;
     const std::size_t sums = static_cast<std::size_t>(m_positions) * static_cast<std::size_t>(m_length);
     const int all_pairs = m_z * m_pairs, r = A.channels;
-    const unsigned positions = static_cast<unsigned>(m_positions), signals = static_cast<unsigned>(m_slab.signals());
+    const unsigned positions = static_cast<unsigned>(m_positions);
     const dim3 block{threads, 1, 1};
     if (m_c.size == 0) return;
     const std::scoped_lock lock(*m_mutex);
@@ -118,8 +118,7 @@ class LagCorrelations {
         const auto transform = [&](const Operand<float>& x, const Operand<float>& y, float2* slab) {
           const SpreadTask<float> task{x, {y, nullptr, nullptr, 0}, m_length, m_pairs,   all_pairs, pair,
                                        f, m_slab.features,          slab,     m_c.places};
-          launch("gradients: products", spread_kernel<float>, dim3{blocks_of<threads>(m_length), signals, 1}, block, 0,
-                 stream, task);
+          queue_spread("gradients: products", task, m_slab.pairs, stream);
           m_columns.run(slab, CUFFT_FORWARD, arrays.cufft, stream);
         };
         transform(A, G, arrays.w);

@@ -40,6 +40,10 @@ struct TileShape {
   static constexpr int stride = tile + 4;
   static constexpr std::size_t shared = sizeof(float) * (2 * k_tile * stride + 2 * tile * stride + 2 * tile);
 
+  /// Where the entry of keys s and queries t (or of queries s and keys t) is in a tile of pairs: four from a multiple
+  /// of 4 on are permuted within the row, so that threads which store those of different s use different banks.
+  static __host__ __device__ constexpr int pair(int s, int t) { return s * stride + (t ^ (s >> 1 & 12)); }
+
   static __host__ __device__ constexpr int tiles(int n) { return (n + tile - 1) / tile; }
   // tiles of p columns; at least one, since the first tile also has the denominators
   static __host__ __device__ constexpr int column_tiles(int p) { return p == 0 ? 1 : tiles(p); }
@@ -185,11 +189,8 @@ class Tile {
   __device__ __forceinline__ static float* b() { return a() + k_tile * stride; }       // (k_tile,tile)
   __device__ __forceinline__ static float* scores() { return b() + k_tile * stride; }  // (keys,queries)
   __device__ __forceinline__ static float* u() { return scores() + tile * stride; }    // (keys,columns)
-  // the scores of key k and of four queries from a multiple of 4 on: groups of four are permuted within the row, so
-  // that threads which store the scores of different keys use different banks
-  __device__ __forceinline__ static float* scores_of(int k, int row) {
-    return scores() + k * stride + (row ^ (k >> 1 & 12));
-  }
+  // the scores of key k and of four queries from a multiple of 4 on
+  __device__ __forceinline__ static float* scores_of(int k, int row) { return scores() + TileShape::pair(k, row); }
   __device__ __forceinline__ static float* c() { return u() + tile * stride; }  // 2 tile - 1 lags
 
   // loads features k0.. of the queries; they stay in shared memory if one step has all features

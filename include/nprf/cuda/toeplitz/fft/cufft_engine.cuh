@@ -107,8 +107,7 @@ class CufftEngine {
                                stride,
                                N,
                                D};
-        launch("spread", spread_kernel<S>, dim3{blocks_of<threads>(m_length), signals, 1}, block, 0, stream,
-               static_cast<const SpreadTask<S>&>(slab));
+        queue_spread<S>("spread", slab, m_slab.pairs, stream);
         m_signals.run(arrays.slab, CUFFT_FORWARD, arrays.cufft, stream);
         launch("filter", filter_kernel<S>, dim3{blocks_of<threads>(m_length), signals, 1}, block, 0, stream, slab);
         m_signals.run(arrays.slab, CUFFT_INVERSE, arrays.cufft, stream);

@@ -68,21 +68,42 @@ struct SlabTask : SpreadTask<S> {
   float *N, *D;            // [z, n_q, p] [z, n_q]
 };
 
-/// slab = B_f U_c, padded with zeros, with the tokens of a grid in their slots.
-/// Blocks (values of a signal, signals).
+/// slab = B_f U_c, padded with zeros, with the tokens of a grid in their slots. Each thread computes a value of some
+/// signals of one pair. Blocks (values of a signal, pairs and groups of features).
+struct SpreadShape {
+  static constexpr int threads = 256, features = 16;
+
+  static int groups(int features_of_slab) { return (features_of_slab + features - 1) / features; }
+};
 template <Storage S>
-__global__ void __launch_bounds__(256) spread_kernel(SpreadTask<S> task) {
+__global__ void __launch_bounds__(SpreadShape::threads) spread_kernel(SpreadTask<S> task) {
   start_kernel();
-  const int t = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), signal = static_cast<int>(blockIdx.y);
-  const int pair = task.first_pair + signal / task.features, f = task.first_feature + signal % task.features;
+  const int groups = (task.features + SpreadShape::features - 1) / SpreadShape::features;
+  const int t = static_cast<int>(blockIdx.x) * SpreadShape::threads + static_cast<int>(threadIdx.x),
+            pair_of_slab = static_cast<int>(blockIdx.y) / groups, pair = task.first_pair + pair_of_slab;
+  const int first = static_cast<int>(blockIdx.y) % groups * SpreadShape::features,
+            end = min(first + SpreadShape::features, task.features);
   if (t >= task.length) return;
-  float2 value = make_float2(0, 0);
+  float2* to = task.slab + (static_cast<std::ptrdiff_t>(pair_of_slab) * task.features + first) * task.length + t;
   const int j = task.places.token_in(t);
-  if (j >= 0 && j < task.B.tokens && pair < task.all_pairs && f < task.B.channels) {
-    const int z = pair / task.pairs_of_z;
-    value = task.B.of(z)[f * task.B.channel_stride + j] * task.U.of(z).pair(j, pair % task.pairs_of_z);
-  }
-  task.slab[static_cast<std::ptrdiff_t>(signal) * task.length + t] = value;
+  const bool has_token = j >= 0 && j < task.B.tokens && pair < task.all_pairs;
+  const int z = has_token ? pair / task.pairs_of_z : 0;
+  const float2 columns = has_token ? task.U.of(z).pair(j, pair % task.pairs_of_z) : make_float2(0, 0);
+  const float* B = task.B.of(z) + (task.first_feature + first) * task.B.channel_stride + j;
+  int f = first;
+#pragma unroll 4
+  for (; f < (has_token ? min(end, task.B.channels - task.first_feature) : 0);
+       ++f, to += task.length, B += task.B.channel_stride)
+    *to = *B * columns;
+#pragma unroll 4
+  for (; f < end; ++f, to += task.length) *to = make_float2(0, 0);
+}
+
+template <Storage S>
+void queue_spread(const char* name, const SpreadTask<S>& task, int pairs, cudaStream_t stream) {
+  const auto rows = static_cast<unsigned>(pairs * SpreadShape::groups(task.features));
+  launch(name, spread_kernel<S>, dim3{blocks_of<SpreadShape::threads>(task.length), rows, 1},
+         dim3{SpreadShape::threads, 1, 1}, 0, stream, task);
 }
 
 /// slab = spectrum slab / length. Blocks (frequencies, signals).
