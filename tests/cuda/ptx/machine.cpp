@@ -18,9 +18,7 @@ void Machine::report(const Launch& launch, const Extent& block, const Instructio
   Finding finding{what, launch.kernel.name, {}, {}, block};
   if (x) {
     finding.instruction = std::string(x->text);
-    const auto file = static_cast<std::size_t>(x->file);
-    if (x->line > 0 && file < launch.module.files.size())
-      finding.source = launch.module.files[file] + ":" + std::to_string(x->line);
+    finding.source = launch.module.source_of(*x);
   }
   m_findings.push_back(std::move(finding));
 }

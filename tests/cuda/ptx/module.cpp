@@ -46,4 +46,9 @@ const Function* Module::find(std::string_view name) const {
   return at == function_index.end() ? nullptr : functions[static_cast<std::size_t>(at->second)].get();
 }
 
+std::string Module::source_of(const Instruction& x) const {
+  const auto file = static_cast<std::size_t>(x.file);
+  return x.line > 0 && file < files.size() ? files[file] + ":" + std::to_string(x.line) : "";
+}
+
 }  // namespace nprf::ptx

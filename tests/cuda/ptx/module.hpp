@@ -170,6 +170,8 @@ struct Module {
 
   /// Null if there is no such function.
   const Function* find(std::string_view name) const;
+  /// The file and the line of the CUDA source; empty if they are not known.
+  std::string source_of(const Instruction& x) const;
 };
 
 /// Throws std::runtime_error with the line if the text is not PTX, or has an instruction that the interpreter does not

@@ -5,7 +5,8 @@
 //
 // A launch in which something is found fails: its error's text is what was found. The environment variable NPRF_PTX
 // lists what a GPU leaves open: "backward" and "shuffled" are orders of blocks, the former also of warps; "perturbed"
-// makes approximate instructions less exact.
+// makes approximate instructions less exact. With "barriers" the program prints at its end the source lines of the
+// barriers that it has executed, and with "without=header.cuh:123" it leaves out those of a line.
 #include "cuda/ptx/runtime.hpp"
 
 #include <cuda_runtime_api.h>
@@ -16,6 +17,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -40,6 +42,20 @@ struct Kernel {
   std::string name;
   int allowed_shared = default_shared;
 };
+
+// barriers of a block or a warp that only synchronise
+bool is_barrier(const Instruction& x) {
+  return x.control == Control::warp_barrier ||
+         (x.control == Control::block_barrier && x.combination == Combination::none);
+}
+void leave_out_barriers(const Module& module, std::string_view line) {
+  for (const auto& function : module.functions)
+    for (Instruction& x : function->code)
+      if (is_barrier(x) && module.source_of(x).ends_with("/" + std::string(line))) {
+        x.control = Control::none;
+        x.execute = [](Warp&, const Instruction&, Lanes) {};
+      }
+}
 
 class Runtime {
  public:
@@ -69,6 +85,7 @@ class Runtime {
     if (!unit.module) {
       unit.module = std::make_unique<Module>(parse(std::move(unit.source)));
       for (const auto& [name, variable] : unit.module->globals) machine.memory.add(variable.data, variable.size);
+      if (!m_left_out.empty()) leave_out_barriers(*unit.module, m_left_out);
     }
     const Function* found = unit.module->find(kernel.name);
     if (!found) {
@@ -113,12 +130,30 @@ class Runtime {
         machine.options.blocks = Options::Order::shuffled;
       } else if (option == "perturbed") {
         machine.options.perturbs = true;
+      } else if (option == "barriers") {
+        std::atexit([] { get().print_barriers(); });
+      } else if (option.starts_with("without=")) {
+        m_left_out = option.substr(std::strlen("without="));
       } else {
-        std::fprintf(stderr, "NPRF_PTX: expected backward, shuffled or perturbed, got %s\n", listed);
+        std::fprintf(stderr,
+                     "NPRF_PTX: expected backward, shuffled, perturbed, barriers or without=header.cuh:123, got %s\n",
+                     listed);
         std::exit(2);
       }
     }
   }
+
+  void print_barriers() const {
+    std::set<std::string> lines;
+    for (const auto& unit : units)
+      if (unit->module)
+        for (const auto& function : unit->module->functions)
+          for (const Instruction& x : function->code)
+            if (is_barrier(x) && x.executed > 0) lines.insert(unit->module->source_of(x));
+    for (const std::string& line : lines) std::printf("barrier %s\n", line.c_str());
+  }
+
+  std::string m_left_out;  // the source line of barriers that are left out
 };
 
 bool is_launchable(dim3 grid, dim3 block) {

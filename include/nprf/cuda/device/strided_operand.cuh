@@ -118,10 +118,13 @@ __device__ __forceinline__ void load_tile_of_rows(float* tile, const Operand<S>&
     load_tile<tokens, channels, threads, 2>({tile, 1, stride}, x, data, t0, k0);
     return;
   }
-  constexpr int width = 16 / sizeof(S), lanes = 8 / width, step = threads / lanes;
+  constexpr int width = 16 / sizeof(S), lanes = 8 / width, groups = threads / lanes,
+                turns = tokens * channels / 8 / groups;
+  static_assert(tokens * channels / 8 % groups == 0);
   const int thread = static_cast<int>(threadIdx.x), lane = thread % lanes * width;
 #pragma unroll
-  for (int e = thread / lanes; e < tokens * channels / 8; e += step) {
+  for (int turn = 0; turn < turns; ++turn) {
+    const int e = turn * groups + thread / lanes;
     const int t = e % tokens, k = e / tokens * 8 + lane;
     uint4 all{};
     if (t0 + t < x.tokens && k0 + k < x.channels)

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "nprf/cuda/device/inlined.cuh"
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/feature_map/forward.cuh"
 #include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
@@ -109,6 +110,7 @@ class FeatureGradients {
         if (tile_of_d > 0) __syncthreads();
         load_rows(f.w + head() * f.w_stride, f.m, f0, tile_of_d * tile);
         __syncthreads();
+#pragma unroll 4  // all of them would need more registers than there are
         for (int k = 0; k < k_tile; ++k)
           add_outer(m_dx[tile_of_d], s() + k * stride + m_row, w() + k * stride + m_column);
       }
@@ -327,7 +329,8 @@ class FeatureGradients {
   __device__ __forceinline__ void load_rows(const float* from, int count, int f0, int k0) const {
     const int d_padded = m_task.features.d_padded, c = static_cast<int>(threadIdx.x) % 16 * 4;
 #pragma unroll
-    for (int k = static_cast<int>(threadIdx.x) / 16; k < k_tile; k += Shape::threads / 16) {
+    for (int turn = 0; turn < k_tile * 16 / Shape::threads; ++turn) {
+      const int k = (turn * Shape::threads + static_cast<int>(threadIdx.x)) / 16;
       float4 four = make_float4(0, 0, 0, 0);
       if (f0 + k < count && k0 + c < d_padded)
         four = *reinterpret_cast<const float4*>(from + static_cast<std::ptrdiff_t>(f0 + k) * d_padded + k0 + c);
@@ -355,14 +358,14 @@ class FeatureGradients {
   __device__ __forceinline__ void for_each_quad(F&& f) const {
 #pragma unroll
     for (int tile_of_d = 0; tile_of_d < tiles; ++tile_of_d)
-      if (tile_of_d * tile + m_column < m_task.features.d_padded) f(tile_of_d, tile_of_d * tile + m_column);
+      if (tile_of_d * tile + m_column < m_task.features.d_padded) inlined(f, tile_of_d, tile_of_d * tile + m_column);
   }
   template <class F>
   __device__ __forceinline__ static void for_each(F&& f) {
 #pragma unroll
     for (int i = 0; i < 4; ++i)
 #pragma unroll
-      for (int j = 0; j < 4; ++j) f(i, j);
+      for (int j = 0; j < 4; ++j) inlined(f, i, j);
   }
   // adds the gradients of x' by exact pairs
   __device__ __forceinline__ void add_exact() {

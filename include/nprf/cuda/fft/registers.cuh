@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "nprf/cuda/device/complex.cuh"
+#include "nprf/cuda/device/inlined.cuh"
 
 /// FFTs of values in a thread's registers,
 ///
@@ -21,19 +22,9 @@ struct Constant {
 
 namespace detail {
 
-// f(k) inlined: what f captures by reference must stay in registers, and clang's own choice is a call
-template <int k, class F>
-__device__ __forceinline__ void call_inlined(F& f) {
-#ifdef __clang__
-  [[clang::always_inline]] f(Constant<k>());
-#else
-  f(Constant<k>());
-#endif
-}
-
 template <class F, int... k>
 __device__ __forceinline__ void call_for_each(F& f, std::integer_sequence<int, k...>) {
-  (call_inlined<k>(f), ...);
+  (inlined(f, Constant<k>()), ...);
 }
 
 }  // namespace detail

@@ -162,9 +162,9 @@ void check_feature_gradients(cuda::FeatureKind kind, int m, const Most& most, st
 TEST_CASE("traffic and instructions of the gradients of features", "[cuda]") {
   // threads of the same token store what they add to its sum
   constexpr Most most{1, 1.02, 1, 1};
-  check_feature_gradients<float>(cuda::FeatureKind::positive, 32, most, 70'000);
-  check_feature_gradients<__nv_bfloat16>(cuda::FeatureKind::positive, 32, most, 70'000);
-  check_feature_gradients<float>(cuda::FeatureKind::trigonometric, 32, most, 76'000);
+  check_feature_gradients<float>(cuda::FeatureKind::positive, 32, most, 72'000);
+  check_feature_gradients<__nv_bfloat16>(cuda::FeatureKind::positive, 32, most, 72'000);
+  check_feature_gradients<float>(cuda::FeatureKind::trigonometric, 32, most, 78'000);
 }
 
 namespace {
@@ -245,9 +245,9 @@ TEST_CASE("traffic and instructions of a near field and its gradients", "[cuda]"
   check("near_sums_kernel", {1.05, 1.6, 1.8, 2}, near_sums);
   check("exact_queries_kernel", {1.02, 1, 1.3, 1.01}, gradients);
   check("exact_keys_kernel", {1, 1, 1.24, 1}, gradients);
-  CHECK(instructions("near_sums_kernel", near_sums) <= NearCase::tiles * std::size_t{54'000});
+  CHECK(instructions("near_sums_kernel", near_sums) <= NearCase::tiles * std::size_t{53'000});
   CHECK(instructions("exact_queries_kernel", gradients) <= NearCase::tiles * std::size_t{75'000});
-  CHECK(instructions("exact_keys_kernel", gradients) <= NearCase::tiles * std::size_t{97'000});
+  CHECK(instructions("exact_keys_kernel", gradients) <= NearCase::tiles * std::size_t{98'000});
 }
 
 namespace {

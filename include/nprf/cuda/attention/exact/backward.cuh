@@ -5,6 +5,7 @@
 
 #include "nprf/core/row_quotient.hpp"
 #include "nprf/cuda/attention/exact/pairs.cuh"
+#include "nprf/cuda/device/inlined.cuh"
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/device/scratch.hpp"
 #include "nprf/cuda/position/token_places.cuh"
@@ -129,7 +130,6 @@ class ExactPairTile {
     __syncthreads();
     if constexpr (side == PairSide::keys) store_pairs(p(), of_p);
     store_pairs(g(), of_g);
-    __syncthreads();
   }
 
   /// dq_i += sum_j g_ij k_j
@@ -148,7 +148,8 @@ class ExactPairTile {
     add_rows(m_task.to.dk + m_z * n_k * q.channels, m_j0, static_cast<int>(n_k), g(), q, m_i0);
     add_rows(m_task.to.dv + m_z * n_k * m_task.dy.channels, m_j0, static_cast<int>(n_k), p(), m_task.dy, m_i0);
   }
-  /// sums[tile - 1 + s - t] = the sum of g over the pairs of queries t and keys s of the tile
+  /// sums[tile - 1 + s - t] = the sum of g over the pairs of queries t and keys s of the tile. To be called after
+  /// add_to_queries(), which synchronises the threads.
   __device__ __forceinline__ void store_diagonals(float* sums) const
     requires(side == PairSide::queries)
   {
@@ -181,7 +182,7 @@ class ExactPairTile {
 #pragma unroll
     for (int i = 0; i < 4; ++i)
 #pragma unroll
-      for (int j = 0; j < 4; ++j) f(i, j);
+      for (int j = 0; j < 4; ++j) inlined(f, i, j);
   }
 
   // s += x y^T of a tile of x and a tile of y

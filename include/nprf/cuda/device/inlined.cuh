@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+namespace nprf::cuda {
+
+/// f(arguments...), inlined: what f captures by reference must stay in registers, and clang's own choice may be a call.
+template <class F, class... Arguments>
+__device__ __forceinline__ void inlined(F&& f, Arguments... arguments) {
+#ifdef __clang__
+  [[clang::always_inline]] f(arguments...);
+#else
+  f(arguments...);
+#endif
+}
+
+}  // namespace nprf::cuda
