@@ -2,8 +2,8 @@
 #pragma once
 
 /// 1 under AddressSanitizer and ThreadSanitizer. Tests run fewer cases there: sanitizers are slow and do not look for
-/// rounding errors. Tests of the CUDA headers do so too if NPRF_TEST_FEW_CASES is defined as 1, as it is for interpreted
-/// kernels.
+/// rounding errors. Tests of the CUDA headers do so too if NPRF_TEST_FEW_CASES is defined as 1, as it is for
+/// interpreted kernels.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define NPRF_TEST_SANITIZED 1
 #elif defined(__has_feature)

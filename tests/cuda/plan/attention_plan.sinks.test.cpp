@@ -146,7 +146,7 @@ TEST_CASE("padding is no sink, and a sink that is NaN affects the rows that atte
   const DeviceArray<unsigned char> on_device(mask);
   const cuda::PlanCall call{.key_mask = reinterpret_cast<const bool*>(on_device.data())};
   for (const cuda::Engine engine : {cuda::Engine::direct, cuda::Engine::banded}) {
-    PlanCase x{{.n_q = n, .n_k = n, .d_v = 5}, {.engine = engine}, 6};
+    PlanCase x{{.n_q = n, .n_k = n, .d_v = 5}, {.engine = engine, .gradients = true}, 6};
     x.k.topRows(65).setConstant(nan);
     const auto plan = x.plan(causal);
     const Matrix<float> y = x.result(*plan, call),
@@ -155,6 +155,14 @@ TEST_CASE("padding is no sink, and a sink that is NaN affects the rows that atte
     INFO(name(engine));
     CHECK(static_cast<double>((y - expected).cwiseAbs().maxCoeff()) <=
           tolerance * static_cast<double>(x.v.cwiseAbs().maxCoeff()));
+    const Matrix<float> dy = normal<float>(n, 5, 9);
+    Saved<float> saved;
+    causal.forward(x.q, x.k, x.v, saved, {.key_mask = {host_mask.get(), std::size_t{n}}, .tolerance = 1e-6});
+    const Gradients<float> expected_gradients = causal.backward(saved, dy), got = gradients_of(x, *plan, dy, call);
+    const auto size = [](const Matrix<float>& a) { return static_cast<double>(a.cwiseAbs().maxCoeff()); };
+    CHECK(difference(got, expected_gradients,
+                     {size(expected_gradients.queries), size(expected_gradients.keys), size(expected_gradients.values),
+                      size(expected_gradients.bias)}) <= gradient_tolerance);
     x.k.row(68).setConstant(nan);  // the last sink: 65, 67 and 68
     const Matrix<float> after = x.result(*plan, call);
     CHECK(after.topRows(68) == y.topRows(68));

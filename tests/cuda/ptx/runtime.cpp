@@ -48,7 +48,7 @@ bool is_barrier(const Instruction& x) {
   return x.control == Control::warp_barrier ||
          (x.control == Control::block_barrier && x.combination == Combination::none);
 }
-void leave_out_barriers(const Module& module, std::string_view line) {
+void leave_out_barriers(Module& module, std::string_view line) {
   for (const auto& function : module.functions)
     for (Instruction& x : function->code)
       if (is_barrier(x) && module.source_of(x).ends_with("/" + std::string(line))) {

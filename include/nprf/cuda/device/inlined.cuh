@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <cuda_runtime.h>
+
+#include "nprf/cuda/device/device_code.hpp"
+
 namespace nprf::cuda {
 
 /// f(arguments...), inlined: what f captures by reference must stay in registers, and clang's own choice may be a call.

@@ -110,8 +110,8 @@ __device__ __forceinline__ bool load_tile(const TileLayout& tile, const Operand<
   return found;
 }
 
-/// The same to a tile whose channels are `stride` scalars apart. Aligned rows are loaded 16 bytes at a time, two lanes
-/// next to each other, and stored without bank conflicts if stride % 32 is 4.
+/// Loads the same tile, to memory in which channels are `stride` scalars apart. Aligned rows are loaded 16 bytes at a
+/// time, 8 channels of a token by lanes next to each other, and stored without bank conflicts if stride % 32 is 4.
 template <int tokens, int channels, int threads, int stride, class S>
 __device__ __forceinline__ void load_tile_of_rows(float* tile, const Operand<S>& x, const S* data, int t0, int k0) {
   if (!x.has_aligned_rows) {

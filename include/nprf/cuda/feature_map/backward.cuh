@@ -50,14 +50,14 @@ __device__ __forceinline__ float gradient_times(float gradient, float factor) {
   return gradient == 0 ? 0.0f : gradient * factor;
 }
 
-/// A tile of tokens (channels,tokens) in shared memory, of which four channels of a token are written, and one channel
-/// of four tokens is read, without bank conflicts.
+/// A tile of tokens (channels,tokens) in shared memory. Neighbouring threads can store four channels each of a token,
+/// or load a channel each of four tokens, without bank conflicts.
 struct FeatureGradientShape {
   static constexpr int tokens = 64, groups = 4, threads = tokens * groups, at_once = 4;  // as in FeatureShape
-  static constexpr int k_tile = 32, stride = TileShape::stride;                          // of projections
+  static constexpr int k_tile = 32, stride = TileShape::stride;                          // of w, as in TileShape
   static_assert(tokens == TileShape::tile && threads == TileShape::threads);
 
-  // between groups of 4 channels 16 bytes are left
+  /// Where channel k of token t is. The gap of 16 bytes after 4 channels shifts the next ones to other banks.
   __host__ __device__ static constexpr int at(int k, int t) {
     return (k >> 2) * (4 * tokens + 4) + (k & 3) * tokens + t;
   }
@@ -190,18 +190,20 @@ class FeatureGradients {
       }
   }
 
-  /// Computes dx' of elu features.
+  /// Computes dx' of elu features, which have no exact pairs.
   __device__ __forceinline__ void add_elu() {
     const int d = m_task.features.x.channels;
     for_each_quad([&](int tile_of_d, int k0) {
-      const Quad z = quad(x(), k0);
+      auto& dx = m_dx[tile_of_d];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float g[4];
-        load_gradients(m_row + i, k0, d, g);
+      for (int i = 0; i < 4; ++i) load_gradients(m_row + i, k0, d, dx[i]);
+      const Quad of_tokens = quad(x(), k0);
 #pragma unroll
-        for (int j = 0; j < 4; ++j)
-          m_dx[tile_of_d][i][j] += z.of[i][j] > 0 || g[j] == 0 ? g[j] : gradient_times(g[j], phi(k0 + j)[m_row + i]);
+      for (int j = 0; j < 4; ++j) {
+        const float* of_channel = phi(k0 + j) + m_row;
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          if (dx[i][j] != 0 && !(of_tokens.of[i][j] > 0)) dx[i][j] *= of_channel[i];
       }
     });
   }
@@ -282,10 +284,13 @@ class FeatureGradients {
 #pragma unroll
     for (int e = 0; e < 4; ++e) g[e] = 0;
     if (m_t0 + t >= n()) return;
-    if (m_task.dphi.sums.p % 4 == 0 && f % 4 == 0 && f + 4 <= end)
+    if (m_task.dphi.sums.p % 4 == 0 && f % 4 == 0 && f + 4 <= end) {
       m_task.dphi.add_numerators(row(t), f, g);
-    else
-      for (int e = 0; e < min(4, end - f); ++e) g[e] = m_task.dphi.numerator(row(t), f + e);
+    } else {
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        if (f + e < end) g[e] = m_task.dphi.numerator(row(t), f + e);
+    }
   }
   __device__ __forceinline__ void load_gradients(int f, int end, float (&g)[4]) const {
     load_gradients(load_token(), f, end, g);
@@ -297,21 +302,23 @@ class FeatureGradients {
   // stores s of projections f0 + k .. f0 + k + 3; returns what they add to g.phi
   __device__ __forceinline__ float load_factors(int f0, int k) const {
     const FeatureTask<S>& all = m_task.features;
-    const int f = f0 + k, m = all.m;
+    const int f = f0 + k, m = all.m, t = load_token();
     const bool trigonometric = all.kind == FeatureKind::trigonometric, single = all.kind == FeatureKind::positive;
-    const bool has_log_domain = m_task.log_domain.any_in(m_z) && m_t0 + load_token() < n();
+    const bool is_inside = m_t0 + t < n(), has_log_domain = m_task.log_domain.any_in(m_z) && is_inside;
     float g_1[4], g_2[4] = {}, g_phi = 0;
     load_gradients(f, m, g_1);
     if (!single) load_gradients(m + f, 2 * m, g_2);
+    const float *phi_1 = phi(f) + t, *phi_2 = phi(m + f) + t;
+    const float* de = m_task.log_domain.de + (static_cast<std::ptrdiff_t>(m_z) * m + f) * n() + m_t0 + t;
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const float phi_1 = phi_of_load(f + e, m), phi_2 = single ? 0.0f : phi_of_load(m + f + e, 2 * m);
-      g_phi += gradient_times(g_1[e], phi_1) + gradient_times(g_2[e], phi_2);
-      float s_f = trigonometric ? gradient_times(g_1[e], phi_2) - gradient_times(g_2[e], phi_1)
-                                : gradient_times(g_1[e], phi_1) - gradient_times(g_2[e], phi_2);
-      if (has_log_domain && f + e < m)
-        s_f += m_task.log_domain.de[(static_cast<std::ptrdiff_t>(m_z) * m + f + e) * n() + m_t0 + load_token()];
-      s()[(k + e) * stride + load_token()] = s_f;
+    for (int e = 0; e < 4; ++e, phi_1 += all.stride, phi_2 += all.stride, de += n()) {
+      const bool exists = is_inside && f + e < m;
+      const float first = exists ? *phi_1 : 0.0f, second = exists && !single ? *phi_2 : 0.0f;
+      g_phi += gradient_times(g_1[e], first) + gradient_times(g_2[e], second);
+      float s_f = trigonometric ? gradient_times(g_1[e], second) - gradient_times(g_2[e], first)
+                                : gradient_times(g_1[e], first) - gradient_times(g_2[e], second);
+      if (has_log_domain && exists) s_f += *de;
+      s()[(k + e) * stride + t] = s_f;
     }
     return g_phi;
   }
@@ -377,16 +384,20 @@ class FeatureGradients {
         if (m_t0 + m_row + i >= n()) continue;
         const float* from = m_task.exact + row(m_row + i) * d + k0;
         float four[4] = {};
-        if (d % 4 == 0)
-          std::memcpy(four, __builtin_assume_aligned(from, sizeof(float4)), sizeof(four));
-        else
-          for (int j = 0; j < min(4, d - k0); ++j) four[j] = from[j];
+        if (d % 4 == 0) {
+          const float4 all = *reinterpret_cast<const float4*>(from);
+          four[0] = all.x, four[1] = all.y, four[2] = all.z, four[3] = all.w;
+        } else {
+#pragma unroll
+          for (int j = 0; j < 4; ++j)
+            if (k0 + j < d) four[j] = from[j];
+        }
 #pragma unroll
         for (int j = 0; j < 4; ++j) m_dx[tile_of_d][i][j] += four[j];
       }
     });
   }
-  // stores four rows, the first of which is at `to`, of which at most 4 of `count` channels are left
+  // stores four channels of four tokens, of which the first is at `to`; the rows end after `count` channels
   template <class To>
   __device__ __forceinline__ void store_quad(To* to, std::ptrdiff_t row_stride, int count,
                                              const float (&values)[4][4]) const {

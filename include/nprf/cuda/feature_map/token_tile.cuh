@@ -34,8 +34,8 @@ struct OneTokenShape {
 };
 
 /// tile[Shape::at(k, t)] = channel k < d_padded of token t0 + t of x, the matrix at `data`, zero from channel d on.
-/// Beyond the last token the tile has copies of it. All threads of the block take part. Where rows are aligned, a warp
-/// loads 32 channels of some tokens at a time.
+/// Beyond the last token the tile has copies of it. All threads of the block take part. Where rows are aligned, so that
+/// d is d_padded, a warp loads 32 channels of some tokens at a time.
 template <class Shape, class S>
 __device__ __forceinline__ void load_tokens(float* tile, const Operand<S>& x, const S* data, int t0, int d_padded) {
   const int thread = static_cast<int>(threadIdx.x);

@@ -21,18 +21,21 @@ namespace nprf::cuda {
 ///     dq_i = sum_j g_ij k_j    dk_j = sum_i g_ij q_i    dv_j = sum_i p_ij dy_i    db[lag] = sum_{j-i=lag} g_ij
 ///
 /// of normalised queries and keys. All sums have a fixed order. O(n w (d + p)) for w near keys and sinks of a query,
-/// and O(n_k (d + p)) for each row by exact softmax. The lags also take O(n_q) each in a matrix that has such rows, and
-/// on a grid with sinks.
+/// and O(n_k (d + p)) for each row by exact softmax. Near lags of a sequence are sums of diagonals of tiles, which take
+/// about n (w / 32 + 6) scalars of memory. Other lags take O(n_q d) each in a matrix that has rows by exact softmax or
+/// sinks, and so do near lags on a grid or of fields that are wider than 2,000 tokens.
 struct ExactGradients {
   double* log_D;        // [z, n_q]: scale_i + log D_i; +infinity for rows without gradients
   float* dy_y;          // [z, n_q]: dy_i.y_i
   float *dq, *dk, *dv;  // [z, n_q, d] [z, n_k, d] [z, n_k, p]
-  float* diagonals;     // [z, tile of queries, near tile of keys, 2 tile - 1]: sums of g; not of a grid
-  int near_tiles;       // of the above
+  float* diagonals;     // [z, tile of queries, near_tiles, 2 tile - 1]: sums of g over tiles of queries and keys
+  int near_tiles;       // tiles of keys for which `diagonals` has memory; 0: db does not use it
 
   static ExactGradients take(Scratch& scratch, const DeviceBias& b, int z, int n_q, int n_k, int d, int p) {
     ExactGradients all{};
-    all.near_tiles = ExactPairs::most_near_tiles(b);
+    const bool has_diagonals = b.count > 0 && b.near.width > 0 && !b.places.is_grid();
+    all.near_tiles = has_diagonals ? ExactPairs::most_near_tiles(b, n_k) : 0;
+    if (all.near_tiles > most_near_tiles) all.near_tiles = 0;
     all.diagonals = scratch.take<float>(z, TileShape::tiles(n_q), all.near_tiles, 2 * TileShape::tile - 1);
     all.log_D = scratch.take<double>(z, n_q);
     all.dy_y = scratch.take<float>(z, n_q);
@@ -41,6 +44,9 @@ struct ExactGradients {
     all.dv = scratch.take<float>(z, n_k, p);
     return all;
   }
+
+ private:
+  static constexpr int most_near_tiles = 65;
 };
 
 template <Storage S>
@@ -116,8 +122,8 @@ class ExactPairTile {
     float of_p[4][4] = {}, of_g[4][4] = {};
     add_products(of_p, task.pairs.q, i0, task.pairs.k, j0);
     add_products(of_g, task.dy, i0, task.V, j0);
-    // q.k and dy.v of this thread's pairs, in an array that is indexed at run time, so that one copy of the code
-    // computes all pairs; since all threads have read the previous p and g, add_products has synchronised them
+    // q.k and dy.v, and then p and g, of this thread's pairs, in an array that is indexed at run time, so that one copy
+    // of the code computes all pairs. It may replace the previous p and g: add_products has synchronised the threads
     for_each([&](int i, int j) { own(4 * i + j) = of_p[i][j], own(16 + 4 * i + j) = of_g[i][j]; });
 #pragma unroll 1
     for (int pair = 0; pair < 16; ++pair) {
@@ -166,14 +172,15 @@ class ExactPairTile {
 
   __device__ __forceinline__ static float* a() { return shared_memory<float>(); }  // (k_tile,tile)
   __device__ __forceinline__ static float* b() { return a() + k_tile * stride; }   // (k_tile,tile)
-  __device__ __forceinline__ static float* x() { return a(); }                     // (tile,channels), in place of both
-  __device__ __forceinline__ static float* p() { return b() + k_tile * stride; }   // of tokens t of `side` and others s
-  __device__ __forceinline__ static float* g() { return p() + tile * stride; }     // likewise
+  __device__ __forceinline__ static float* x() { return a(); }                     // (tile,tile), in place of a and b
+  // (tile,tile): the entry of a token t of `side` and an s of the other is at TileShape::pair(s, t)
+  __device__ __forceinline__ static float* p() { return b() + k_tile * stride; }
+  __device__ __forceinline__ static float* g() { return p() + tile * stride; }
   // entry k of this thread's array, in place of p and g
   __device__ __forceinline__ static float& own(int k) {
     return p()[k * TileShape::threads + static_cast<int>(threadIdx.x)];
   }
-  static_assert(32 * TileShape::threads <= 2 * tile * stride);
+  static_assert(2 * k_tile >= tile && 32 * TileShape::threads <= 2 * tile * stride);
   // this thread's pairs are those of queries row() + i and keys column() + j
   __device__ __forceinline__ static int row() { return static_cast<int>(threadIdx.x) / 16 * 4; }
   __device__ __forceinline__ static int column() { return static_cast<int>(threadIdx.x) % 16 * 4; }
@@ -237,7 +244,9 @@ class ExactPairTile {
           *reinterpret_cast<float4*>(at) =
               make_float4(before.x + sums[i][0], before.y + sums[i][1], before.z + sums[i][2], before.w + sums[i][3]);
         } else {
-          for (int j = 0; j < min(4, channels - c); ++j) at[j] += sums[i][j];
+#pragma unroll
+          for (int j = 0; j < 4; ++j)
+            if (c + j < channels) at[j] += sums[i][j];
         }
       }
     }
@@ -261,8 +270,8 @@ __global__ void __launch_bounds__(TileShape::threads) exact_queries_kernel(Exact
   start_kernel();
   constexpr int tile = TileShape::tile;
   const int z = static_cast<int>(blockIdx.y), i0 = static_cast<int>(blockIdx.x) * tile, n_k = task.pairs.k.tokens;
+  const KeyTiles near = task.to.near_tiles > 0 ? task.pairs.near_tiles(z, i0 / tile) : KeyTiles{0, 0};
   const int last = min(i0 + tile, task.pairs.q.tokens) - 1;
-  const ExactPairs::Keys near = task.pairs.near_tiles(i0, last);
   const bool all = has_exact_row(task, z, i0);
   const ExactPairs::Tiles tiles =
       task.pairs.tiles_with(z, all ? ExactPairs::Keys{0, n_k} : task.pairs.near_keys(i0, last));
@@ -271,8 +280,7 @@ __global__ void __launch_bounds__(TileShape::threads) exact_queries_kernel(Exact
     const ExactPairTile<S, PairSide::queries> pairs(task, z, i0, tiles(k));
     pairs.add_to_queries();
     const int J = tiles(k) / tile;
-    if (task.db && !task.pairs.b.places.is_grid() && J >= near.first && J < near.end)
-      pairs.store_diagonals(task.diagonals(z, i0 / tile, J - near.first));
+    if (task.db && J >= near.first && J < near.end) pairs.store_diagonals(task.diagonals(z, i0 / tile, J - near.first));
   }
 }
 
@@ -296,19 +304,20 @@ template <Storage S>
 __device__ __forceinline__ float near_lag_gradient(const ExactGradientTask<S>& task, int z, int lag, int thread,
                                                    int threads) {
   constexpr int tile = TileShape::tile;
-  const int n_q = task.pairs.q.tokens;
+  const int tiles_of_lag =
+      (lag < 0 ? lag - (tile - 1) : lag) / tile;  // rounded down: the lag is in this tile and the next
   float sum = 0;
-  for (int I = thread; I < TileShape::tiles(n_q); I += threads) {
-    const ExactPairs::Keys near = task.pairs.near_tiles(I * tile, min((I + 1) * tile, n_q) - 1);
-    for (int J = near.first; J < near.end; ++J) {
+  for (int I = thread; I < TileShape::tiles(task.pairs.q.tokens); I += threads) {
+    const KeyTiles near = task.pairs.near_tiles(z, I);
+    for (int J = max(near.first, I + tiles_of_lag); J < min(near.end, I + tiles_of_lag + 2); ++J) {
       const int at = lag - (J - I) * tile + tile - 1;
-      if (at >= 0 && at < 2 * tile - 1) sum += task.diagonals(z, I, J - near.first)[at];
+      if (at < 2 * tile - 1 && at >= 0) sum += task.diagonals(z, I, J - near.first)[at];
     }
   }
   return sum;
 }
 
-/// The sum of g over the pairs of matrix z that an entry of db has, but for near pairs of a sequence: likewise.
+/// The sum of g over the pairs of matrix z that an entry of db has, from their queries, keys and values: likewise.
 template <Storage S>
 __device__ __forceinline__ float entry_gradient(const ExactGradientTask<S>& task, int z, int entry, int thread,
                                                 int threads) {
@@ -348,7 +357,7 @@ __global__ void __launch_bounds__(threads) exact_entries_kernel(ExactGradientTas
   const DeviceBias& b = task.pairs.b;
   const int thread = static_cast<int>(threadIdx.x), position = static_cast<int>(blockIdx.y);
   const int entry = static_cast<int>(blockIdx.x), lag = entry - (task.pairs.q.tokens - 1);
-  const bool from_diagonals = !b.places.is_grid() && b.is_near(entry);
+  const bool from_diagonals = task.to.near_tiles > 0 && b.is_near(entry);
   float sum = 0;
   for (int z = position; z < task.z; z += task.positions)
     sum += from_diagonals ? near_lag_gradient(task, z, lag, thread, threads)

@@ -79,12 +79,12 @@ __device__ __forceinline__ void add_near_row(const NearSumsTask<S, Feature>& tas
   const float far_factor = rises ? expf(static_cast<float>(far - most)) : 1.0f;
   // multiplies the parts of `count` far sums, and adds near ones to the first part
   const auto add = [&]<int count>(float* sums, std::ptrdiff_t part_stride, const float(&more)[count]) {
-    for (int part = 0; part < (rises ? task.sums.parts : 1); ++part) {
+    for (int part = 0; !is_empty && part < (rises ? task.sums.parts : 1); ++part) {
       float all[count];
 #pragma unroll
       for (int j = 0; j < count; ++j) {
         all[j] = far_factor * sums[part * part_stride + j];
-        if (part == 0 && !is_empty) all[j] = fmaf(near_factor, more[j], all[j]);
+        if (part == 0) all[j] = fmaf(near_factor, more[j], all[j]);
       }
       store_all(sums + part * part_stride, all);
     }

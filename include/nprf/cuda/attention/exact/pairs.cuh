@@ -84,22 +84,24 @@ struct ExactPairs {
     const Index offset = -static_cast<Index>(b.first) - (b.n_q - 1);
     return {clamped(first_row + offset - reach, k.tokens), clamped(last_row + offset + reach + 1, k.tokens)};
   }
-  /// The tiles of these keys.
-  __device__ __forceinline__ Keys near_tiles(int first_row, int last_row) const {
-    const Keys keys = near_keys(first_row, last_row);
-    return {keys.first / TileShape::tile, keys.first < keys.end ? TileShape::tiles(keys.end) : 0};
-  }
-  /// How many there are at most, for a tile of queries of a sequence; 0 for a grid.
-  static int most_near_tiles(const DeviceBias& b) {
-    if (b.near.width == 0 || b.places.is_grid()) return 0;
-    const Index keys = TileShape::tile + b.near.range().last - b.near.range().first;
-    return static_cast<int>(std::min<Index>(keys, b.size) / TileShape::tile) + 2;
-  }
   /// The same for queries that are near the keys first_key..last_key.
   __device__ __forceinline__ Keys near_queries(int first_key, int last_key) const {
     if (b.near.width == 0 || b.places.is_grid()) return near_keys(first_key, last_key);  // which are symmetric
     const Index reach = b.near.range().last, offset = -static_cast<Index>(b.first) - (b.n_q - 1);
     return {clamped(first_key - offset - reach, q.tokens), clamped(last_key - offset + reach + 1, q.tokens)};
+  }
+
+  /// The tiles of keys that are near a tile of queries, without those that tiles_with() leaves out, for a sequence.
+  __device__ __forceinline__ KeyTiles near_tiles(int z, int tile_of_queries) const {
+    const int first_row = tile_of_queries * TileShape::tile;
+    const Keys keys = near_keys(first_row, min(first_row + TileShape::tile, q.tokens) - 1);
+    if (keys.first >= keys.end) return {0, 0};
+    return {max(keys.first, sinks(z).first) / TileShape::tile, TileShape::tiles(keys.end)};
+  }
+  /// How many there are at most, of n_k keys.
+  static int most_near_tiles(const DeviceBias& b, int n_k) {
+    const Index keys = TileShape::tile + b.near.range().last - b.near.range().first;
+    return static_cast<int>(std::min<Index>(keys, n_k) / TileShape::tile) + 2;
   }
 
  private:

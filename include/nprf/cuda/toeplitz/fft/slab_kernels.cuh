@@ -68,17 +68,22 @@ struct SlabTask : SpreadTask<S> {
   float *N, *D;            // [z, n_q, p] [z, n_q]
 };
 
-/// slab = B_f U_c, padded with zeros, with the tokens of a grid in their slots. Each thread computes a value of some
-/// signals of one pair. Blocks (values of a signal, pairs and groups of features).
+/// Each thread computes a value of up to `features` signals of a pair.
 struct SpreadShape {
   static constexpr int threads = 256, features = 16;
 
-  static int groups(int features_of_slab) { return (features_of_slab + features - 1) / features; }
+  /// Blocks for each pair, of which a slab has so many features.
+  static __host__ __device__ constexpr int groups(int features_of_slab) {
+    return (features_of_slab + features - 1) / features;
+  }
 };
+
+/// slab = B_f U_c, padded with zeros, with the tokens of a grid in their slots. Blocks (values of a signal, pairs and
+/// groups of features).
 template <Storage S>
 __global__ void __launch_bounds__(SpreadShape::threads) spread_kernel(SpreadTask<S> task) {
   start_kernel();
-  const int groups = (task.features + SpreadShape::features - 1) / SpreadShape::features;
+  const int groups = SpreadShape::groups(task.features);
   const int t = static_cast<int>(blockIdx.x) * SpreadShape::threads + static_cast<int>(threadIdx.x),
             pair_of_slab = static_cast<int>(blockIdx.y) / groups, pair = task.first_pair + pair_of_slab;
   const int first = static_cast<int>(blockIdx.y) % groups * SpreadShape::features,
@@ -99,6 +104,7 @@ __global__ void __launch_bounds__(SpreadShape::threads) spread_kernel(SpreadTask
   for (; f < end; ++f, to += task.length) *to = make_float2(0, 0);
 }
 
+/// For a slab of so many pairs.
 template <Storage S>
 void queue_spread(const char* name, const SpreadTask<S>& task, int pairs, cudaStream_t stream) {
   const auto rows = static_cast<unsigned>(pairs * SpreadShape::groups(task.features));
