@@ -287,9 +287,12 @@ class FeatureGradients {
     if (m_task.dphi.sums.p % 4 == 0 && f % 4 == 0 && f + 4 <= end) {
       m_task.dphi.add_numerators(row(t), f, g);
     } else {
+#pragma unroll 1
+      for (int e = 0; e < min(4, end - f); ++e) {
+        const float of_feature = m_task.dphi.numerator(row(t), f + e);
 #pragma unroll
-      for (int e = 0; e < 4; ++e)
-        if (f + e < end) g[e] = m_task.dphi.numerator(row(t), f + e);
+        for (int i = 0; i < 4; ++i) g[i] = i == e ? of_feature : g[i];  // an index known at run time would need memory
+      }
     }
   }
   __device__ __forceinline__ void load_gradients(int f, int end, float (&g)[4]) const {
