@@ -48,10 +48,11 @@ bool is_barrier(const Instruction& x) {
   return x.control == Control::warp_barrier ||
          (x.control == Control::block_barrier && x.combination == Combination::none);
 }
+// those whose source ends with `line`
 void leave_out_barriers(Module& module, std::string_view line) {
   for (const auto& function : module.functions)
     for (Instruction& x : function->code)
-      if (is_barrier(x) && module.source_of(x).ends_with("/" + std::string(line))) {
+      if (is_barrier(x) && module.source_of(x).ends_with(line)) {
         x.control = Control::none;
         x.execute = [](Warp&, const Instruction&, Lanes) {};
       }
@@ -133,7 +134,7 @@ class Runtime {
       } else if (option == "barriers") {
         std::atexit([] { get().print_barriers(); });
       } else if (option.starts_with("without=")) {
-        m_left_out = option.substr(std::strlen("without="));
+        m_left_out.assign(1, '/').append(option.substr(std::strlen("without=")));
       } else {
         std::fprintf(stderr,
                      "NPRF_PTX: expected backward, shuffled, perturbed, barriers or without=header.cuh:123, got %s\n",
