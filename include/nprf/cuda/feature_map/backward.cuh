@@ -6,71 +6,13 @@
 
 #include "nprf/cuda/device/inlined.cuh"
 #include "nprf/cuda/device/launch.cuh"
-#include "nprf/cuda/feature_map/forward.cuh"
+#include "nprf/cuda/feature_map/coordinates.cuh"
+#include "nprf/cuda/feature_map/gradient_task.cuh"
+#include "nprf/cuda/feature_map/token_tile.cuh"
 #include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
 #include "nprf/cuda/toeplitz/row_sums.cuh"
 
 namespace nprf::cuda {
-
-/// Terms of rows in the log domain (attention/recompute_log_domain_backward.cuh), which are added to s and to g.phi of
-/// exponential features.
-struct LogDomainTerms {
-  const int* counts = nullptr;   // [z]: number of such rows; null: none
-  const float* de = nullptr;     // [z, m, n]: added to s; valid if there are such rows
-  const float* g_phi = nullptr;  // [z, n]: added to g.phi; null: nothing
-
-  __device__ __forceinline__ bool any_in(int z) const { return counts && counts[z] > 0; }
-};
-
-/// dL/dx of queries or keys, from g = dL/dphi. With the normalised token x':
-///
-///     positive, hyperbolic   dx' = sum_f s_f w_f - (g.phi) x'   s_f = g_f phi_f - g_{m+f} phi_{m+f}
-///     trigonometric          dx' = sum_f s_f w_f + (g.phi) x'   s_f = g_f phi_{m+f} - g_{m+f} phi_f
-///     elu                    dx' = g where x' > 0, else g phi
-///     quadratic              dx' = phi_0 sum_f g_f dphi_f/dx' + (g.phi) curvature o x'
-///
-/// where quadratic phi_f and their derivatives are those without the row's factor, which phi_0 is. With a centring x'
-/// and dx' are those of the coordinates z, and dx' = axes^T dz + (g.phi) linear (feature_map/centred.hpp). dx = factor
-/// dx'. If tokens are normalised to one norm, the component of dx' along x' is removed first. The scale that the
-/// features are divided by is treated as a constant, since y does not depend on it. If g is zero, dx is zero even for a
-/// non-finite token. O(n d m).
-template <Storage S>
-struct FeatureGradientTask {
-  FeatureTask<S> features;  // as in the forward pass; phi is read
-  CheckedSums dphi;         // [.., n, r]
-  LogDomainTerms log_domain;
-  int z;
-  DeviceMatrixView<S> dx;
-  const float* exact = nullptr;  // [z, n, d]: added to dx', the gradients of exact pairs (attention/exact); null: none
-  float* dx_of_z = nullptr;      // [z, n, d]: gets dx in place of `dx`, whose matrices a group of z shares; null: none
-};
-
-/// gradient * factor; 0 if the gradient is 0, even if the factor is not finite.
-__device__ __forceinline__ float gradient_times(float gradient, float factor) {
-  return gradient == 0 ? 0.0f : gradient * factor;
-}
-
-/// A tile of tokens (channels,tokens) in shared memory. Neighbouring threads can store four channels each of a token,
-/// or load a channel each of four tokens, without bank conflicts.
-struct FeatureGradientShape {
-  static constexpr int tokens = 64, groups = 4, threads = tokens * groups, at_once = 4;  // as in FeatureShape
-  static constexpr int k_tile = 32, stride = TileShape::stride;                          // of w, as in TileShape
-  static_assert(tokens == TileShape::tile && threads == TileShape::threads);
-
-  /// Where channel k of token t is. The gap of 16 bytes after 4 channels shifts the next ones to other banks.
-  __host__ __device__ static constexpr int at(int k, int t) {
-    return (k >> 2) * (4 * tokens + 4) + (k & 3) * tokens + t;
-  }
-
-  /// Blocks of a multiprocessor at least, which limits registers: one for 256 channels, whose sums spill otherwise.
-  static constexpr int blocks(int tiles) { return tiles == 4 ? 1 : 2; }
-
-  /// `tiles` of FeatureTask; centred and quadratic features need one more for the gradient of the coordinates.
-  static std::size_t shared(int d_padded, int tiles, bool has_gradient_tile) {
-    const int all = at(d_padded, 0) * (tiles + has_gradient_tile) + 2 * k_tile * stride + (groups + 2) * tokens;
-    return sizeof(float) * static_cast<std::size_t>(all);
-  }
-};
 
 /// The work of a block: 16 x 16 threads, each with 4 tokens and 4 of every 64 channels. Centred and quadratic features
 /// need the functions of has_gradient_tile.
@@ -119,7 +61,8 @@ class FeatureGradients {
     const float sign = f.kind == FeatureKind::trigonometric ? 1.0f : -1.0f;
     for_each_quad([&](int tile_of_d, int k0) {
       const Quad z = quad(has_gradient_tile ? m_z_tile : x(), k0);
-      for_each([&](int i, int j) { m_dx[tile_of_d][i][j] += gradient_times(sign * sums()[m_row + i], z.of[i][j]); });
+      for_each_entry(
+          [&](int i, int j) { m_dx[tile_of_d][i][j] += gradient_times(sign * sums()[m_row + i], z.of[i][j]); });
     });
   }
 
@@ -156,7 +99,7 @@ class FeatureGradients {
     __syncthreads();
     for_each_quad([&](int tile_of_d, int k0) {
       const Quad of_tokens = quad(dz(), k0);
-      for_each([&](int i, int j) { m_dx[tile_of_d][i][j] = of_tokens.of[i][j]; });
+      for_each_entry([&](int i, int j) { m_dx[tile_of_d][i][j] = of_tokens.of[i][j]; });
     });
     if (!m_task.features.centring.values) add_exact();
   }
@@ -173,7 +116,7 @@ class FeatureGradients {
       for (int j = 0; j < 4; ++j)
         *reinterpret_cast<float4*>(dz() + Shape::at(k0, m_row) + Shape::at(j, 0)) =
             make_float4(dx[0][j], dx[1][j], dx[2][j], dx[3][j]);
-      for_each([&](int i, int j) {
+      for_each_entry([&](int i, int j) {
         m_dx[tile_of_d][i][j] =
             k0 + j < f.x.channels ? gradient_times(sums()[m_row + i], constants.linear[k0 + j]) : 0.0f;
       });
@@ -214,7 +157,7 @@ class FeatureGradients {
     float dx_x[4] = {};
     for_each_quad([&](int tile_of_d, int k0) {
       const Quad of_tokens = quad(x(), k0);
-      for_each([&](int i, int j) { dx_x[i] += gradient_times(m_dx[tile_of_d][i][j], of_tokens.of[i][j]); });
+      for_each_entry([&](int i, int j) { dx_x[i] += gradient_times(m_dx[tile_of_d][i][j], of_tokens.of[i][j]); });
     });
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -225,7 +168,7 @@ class FeatureGradients {
     for_each_quad([&](int tile_of_d, int k0) {
       const Quad of_tokens = quad(x(), k0);
       auto& dx = m_dx[tile_of_d];
-      for_each([&](int i, int j) {
+      for_each_entry([&](int i, int j) {
         dx[i][j] = gradient_times(dx[i][j] - gradient_times(dx_x[i], of_tokens.of[i][j]), factors()[m_row + i]);
       });
       const int d = m_task.features.x.channels;
@@ -369,13 +312,6 @@ class FeatureGradients {
 #pragma unroll
     for (int tile_of_d = 0; tile_of_d < tiles; ++tile_of_d)
       if (tile_of_d * tile + m_column < m_task.features.d_padded) inlined(f, tile_of_d, tile_of_d * tile + m_column);
-  }
-  template <class F>
-  __device__ __forceinline__ static void for_each(F&& f) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-#pragma unroll
-      for (int j = 0; j < 4; ++j) inlined(f, i, j);
   }
   // adds the gradients of x' by exact pairs
   __device__ __forceinline__ void add_exact() {

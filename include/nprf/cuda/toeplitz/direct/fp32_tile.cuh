@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "nprf/cuda/device/half_range.cuh"
+#include "nprf/cuda/device/inlined.cuh"
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/device/strided_operand.cuh"
 #include "nprf/cuda/device/value_columns.cuh"
@@ -57,6 +58,15 @@ __device__ __forceinline__ void add_outer(float (&y)[4][4], const float* a, cons
   for (int i = 0; i < 4; ++i)
 #pragma unroll
     for (int j = 0; j < 4; ++j) y[i][j] = fmaf(left[i], right[j], y[i][j]);
+}
+
+/// Calls f(i, j) for a thread's entries of 4 rows and 4 columns.
+template <class F>
+__device__ __forceinline__ void for_each_entry(F&& f) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+#pragma unroll
+    for (int j = 0; j < 4; ++j) inlined(f, i, j);
 }
 
 /// The queries of a tile: consecutive ones from i0 on, or some of a list.
