@@ -6,8 +6,8 @@
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/device/scratch.hpp"
 #include "nprf/cuda/device/strided_operand.cuh"
-#include "nprf/cuda/feature_map/gradient_task.cuh"
 #include "nprf/cuda/feature_map/forward.cuh"
+#include "nprf/cuda/feature_map/gradient_task.cuh"
 #include "nprf/cuda/position/lag_weights.cuh"
 
 namespace nprf::cuda {
@@ -22,10 +22,10 @@ namespace nprf::cuda {
 ///
 ///     de_if = sum_j g_ij pi_ijf    de_jf = sum_i g_ij pi_ijf    dv_j = sum_i p_ij dy_i    db[lag] = sum_{j-i=lag} g_ij
 ///
-/// From these follow dq_i = sum_f de_if w_f and dk_j = sum_f de_jf w_f - (sum_i g_ij) k_j (feature_map/gradient_task.cuh).
-/// Of centred features q and k are the coordinates, and the factor of the centring is added to l. All sums have a fixed
-/// order. O(rows (n_q + n_k) (m + d_v)), plus the projections. For a matrix without such rows the blocks return at
-/// once.
+/// From these follow dq_i = sum_f de_if w_f and dk_j = sum_f de_jf w_f - (sum_i g_ij) k_j
+/// (feature_map/gradient_task.cuh). Of centred features q and k are the coordinates, and the factor of the centring is
+/// added to l. All sums have a fixed order. O(rows (n_q + n_k) (m + d_v)), plus the projections. For a matrix without
+/// such rows the blocks return at once.
 struct LogDomainGradients {
   bool* is_log_domain;  // [z, n_q]: which rows; null: none, since the features are not exponential
   int* counts;          // [z]: number of such rows

@@ -7,8 +7,8 @@
 #include "nprf/cuda/attention/log_domain_pairs.cuh"
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/device/strided_operand.cuh"
-#include "nprf/cuda/feature_map/backward.cuh"
 #include "nprf/cuda/feature_map/forward.cuh"
+#include "nprf/cuda/feature_map/gradient_task.cuh"
 #include "nprf/cuda/position/token_places.cuh"
 
 namespace nprf::cuda {
