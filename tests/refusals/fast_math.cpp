@@ -1,4 +1,4 @@
 // SPDX-License-Identifier: MIT
 // expected: nprf needs infinities and exact rounding
-#define __FAST_MATH__
+// flags: -D__FAST_MATH__
 #include "nprf/config.hpp"

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: MIT
 // expected: nprf does not support MSVC
-#undef __clang__
-#define _MSC_VER 1944
+// flags: -U__clang__ -D_MSC_VER=1944
 #include "nprf/config.hpp"
