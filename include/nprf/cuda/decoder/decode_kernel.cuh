@@ -102,9 +102,9 @@ class DecodeHead {
     for (int c = m_thread; c < d_v(); c += Shape::threads) store(row_of(m_task.y, m_z, t) + c, x);
   }
 
-  // loads token t into shared memory, between barriers, since threads may still read the token before
+  // loads token t into shared memory. The sums over the block in compute_token_features() and largest_exponent() are
+  // its barriers: before them a thread reads only what it loaded, and after them none reads the token before
   __device__ __forceinline__ void load(int t) const {
-    __syncthreads();
     for (int k = m_thread; k < m_task.keys.d_padded; k += Shape::threads) {
       const float key = channel_of(m_task.keys, m_z, t, k),
                   query = m_task.y.data ? channel_of(m_task.queries, m_z, t, k) : 0.0f;
@@ -112,7 +112,6 @@ class DecodeHead {
     }
     const S* v = row_of(m_task.v, m_z / m_task.keys.x.group, t);
     for (int c = m_thread; c < d_v(); c += Shape::threads) m_value[c] = to_float(v[c]);
-    __syncthreads();
   }
   __device__ __forceinline__ void append();
   __device__ __forceinline__ void store_exact_key(std::ptrdiff_t place, bool finite);
@@ -242,7 +241,6 @@ template <Storage S>
 __device__ __forceinline__ float DecodeHead<S>::set_weights(double unit, double reference) const {
   for (int i = m_thread; i < m_keys.count(); i += Shape::threads)
     m_keys.weight(i) = exp_of(exponent(i, unit) - reference);
-  __syncthreads();
   return has_sums() ? exp_of(exponent_of_sums() - reference) : 0.0f;
 }
 

@@ -109,7 +109,6 @@ class FeatureGradients {
     const FeatureTask<S>& f = m_task.features;
     if (!f.centring.values) return;
     const CentringConstants constants = f.centring.of(head(), f.x.channels, f.d_padded);
-    __syncthreads();
     for_each_quad([&](int tile_of_d, int k0) {
       const auto& dx = m_dx[tile_of_d];
 #pragma unroll

@@ -108,7 +108,7 @@ __device__ __forceinline__ TokenCoordinates coordinates_of(const FeatureTask<S, 
   const int d = task.x.channels;
   const float* z = x;
   float of_centring = 0, half_square = token.half_square;
-  __syncthreads();
+  // up to the next barrier a thread reads the channels that it normalised
   if (task.centring.values) {
     float* centred = x + Shape::at(task.d_padded, 0);
     of_centring = centre<Shape>(task.centring.of(head, d, task.d_padded), d, task.d_padded, x, centred, scratch);

@@ -55,7 +55,8 @@ class BlockTransform {
   /// Shared memory in float2: the values, then tables of roots of unity.
   static constexpr int shared = S::places + S::L2 + levels * butterflies * S::threads;
 
-  /// The tables may be read after the block's next barrier.
+  /// forward() and inverse() need no barrier before: a thread's powers are its own, and roots are read after an
+  /// exchange.
   __device__ __forceinline__ explicit BlockTransform(float2* memory)
       : m_values(memory), m_roots(memory + S::places), m_powers(m_roots + S::L2) {
     const int thread = static_cast<int>(threadIdx.x);

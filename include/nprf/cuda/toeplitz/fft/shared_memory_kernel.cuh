@@ -87,7 +87,6 @@ __global__ void __launch_bounds__(Shape::threads) shared_memory_spectrum_kernel(
   start_kernel();
   using Transform = fft::BlockTransform<Shape>;
   const Transform transform(shared_memory<float2>());
-  __syncthreads();
   const int q = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y),
             thread = static_cast<int>(threadIdx.x);
   float2 v[Shape::P];
@@ -200,7 +199,6 @@ __global__ void __launch_bounds__(Shape::threads, (shared_memory_blocks<Shape, f
   FoldedColumns<Shape, folds, columns, sums> signals(
       task.U + ((static_cast<std::ptrdiff_t>(z) * 2 * folds + q) * task.pairs + pair) * N,
       shared_memory<float2>() + Transform::shared);
-  __syncthreads();
 
   const int r = task.r, begin = group * task.features, end = min(r, begin + task.features);
   const float* A = task.A + (static_cast<std::ptrdiff_t>(z / task.group_of_A) * r + begin) * N;

@@ -91,7 +91,6 @@ __global__ void __launch_bounds__(Shape::threads, 512 / Shape::threads) two_pass
   const int q = slot % task.residues, pair = task.first_pair + slot / task.residues;
   if (pair >= task.all_pairs) return;
   const fft::BlockTransform<Shape> transform(shared_memory<float2>());
-  __syncthreads();
   const float2* roots = task.roots + static_cast<std::ptrdiff_t>(row) * L2;
   const float2* spectrum = task.spectrum + pair / task.pairs_of_z % task.heads * task.stride +
                            (static_cast<std::ptrdiff_t>(q) * L1 + row) * L2;
@@ -128,9 +127,9 @@ __global__ void __launch_bounds__(Shape::threads, (column_blocks<Shape, folds>))
   start_kernel();
   constexpr int R = Shape::R, L = Shape::L * L2, step = R * L2, values = folds * R;
   const fft::ColumnTransform<Shape> transform(shared_memory<float2>());
-  float2* roots = shared_memory<float2>() + fft::ColumnTransform<Shape>::shared;  // roots between this thread's values
+  // roots between this thread's values; they are read after the barriers of the transform
+  float2* roots = shared_memory<float2>() + fft::ColumnTransform<Shape>::shared;
   for (int s = static_cast<int>(threadIdx.x); s < values; s += Shape::threads) roots[s] = fft::root(s, 2 * values);
-  __syncthreads();
   const int slot = static_cast<int>(blockIdx.y), pair = task.first_pair + slot, z = pair / task.pairs_of_z;
   if (pair >= task.all_pairs) return;
   const int first_token = transform.t * L2 + static_cast<int>(blockIdx.x) * Shape::columns + transform.column;
@@ -212,7 +211,6 @@ template <class Shape>
 __global__ void __launch_bounds__(Shape::threads) two_pass_weight_rows_kernel(TwoPassSpectrumTask task) {
   start_kernel();
   const fft::BlockTransform<Shape> transform(shared_memory<float2>());
-  __syncthreads();
   const int thread = static_cast<int>(threadIdx.x), row = static_cast<int>(blockIdx.x);
   const std::ptrdiff_t slot = static_cast<std::ptrdiff_t>(blockIdx.z) * task.residues + blockIdx.y;
   float2* Z = task.spectrum + (slot * gridDim.x + row) * Shape::L;
