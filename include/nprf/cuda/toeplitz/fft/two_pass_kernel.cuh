@@ -127,9 +127,9 @@ __global__ void __launch_bounds__(Shape::threads, (column_blocks<Shape, folds>))
   start_kernel();
   constexpr int R = Shape::R, L = Shape::L * L2, step = R * L2, values = folds * R;
   const fft::ColumnTransform<Shape> transform(shared_memory<float2>());
-  // roots between this thread's values; they are read after the barriers of the transform
-  float2* roots = shared_memory<float2>() + fft::ColumnTransform<Shape>::shared;
+  float2* roots = shared_memory<float2>() + fft::ColumnTransform<Shape>::shared;  // roots between this thread's values
   for (int s = static_cast<int>(threadIdx.x); s < values; s += Shape::threads) roots[s] = fft::root(s, 2 * values);
+  __syncthreads();
   const int slot = static_cast<int>(blockIdx.y), pair = task.first_pair + slot, z = pair / task.pairs_of_z;
   if (pair >= task.all_pairs) return;
   const int first_token = transform.t * L2 + static_cast<int>(blockIdx.x) * Shape::columns + transform.column;
