@@ -236,7 +236,8 @@ __device__ __forceinline__ float DecodeHead<S>::largest_exponent(double unit) co
   return over_groups<Shape>(m_scratch, static_cast<float>(largest), [](float a, float b) { return fmaxf(a, b); });
 }
 
-/// Sets the weights exp(exponent - reference) of single keys, and returns that of the sums.
+/// Sets the weights exp(exponent - reference) of single keys, and returns that of the sums. Up to the next sum over the
+/// block, in denominator(), each thread reads only weights that it set.
 template <Storage S>
 __device__ __forceinline__ float DecodeHead<S>::set_weights(double unit, double reference) const {
   for (int i = m_thread; i < m_keys.count(); i += Shape::threads)

@@ -120,7 +120,7 @@ TEMPLATE_TEST_CASE("banded products with exponential tails are those of the form
     CHECK(((got - expected).array().abs() <= bound.array() + underflow).all());
   };
   for (const float slope : NPRF_TEST_FEW_CASES
-                               ? std::vector<float>{0, -0.03f, 1e-3f, 1e30f}
+                               ? std::vector<float>{0, -0.03f, -1e30f, 1e-3f, 1e30f}
                                : std::vector<float>{0, -1e-7f, -1e-3f, -0.03f, -0.7f, -20, -1e30f, 1e-3f, 0.5f, 1e30f})
     for (const auto& [n_q, n_k] : {std::pair{1, 1}, {300, 300}, {40, 500}, {500, 40}})
       check({.n_q = n_q, .n_k = n_k, .p = 8, .band = {1, 0}, .slopes = {slope}}, 1);
@@ -132,7 +132,7 @@ TEMPLATE_TEST_CASE("banded products with exponential tails are those of the form
     check({.n_q = 300, .n_k = 300, .p = 8, .band = {-99, -100}, .last_attended = -100, .slopes = {slope}}, 1);
     check({.n_q = 300, .n_k = 300, .p = 8, .band = {-7, 5}, .slopes = {slope}}, 3);
     for (const int r : {5, 70})
-      for (const int p : NPRF_TEST_FEW_CASES ? std::vector<int>{7} : std::vector<int>{0, 7, 72})
+      for (const int p : {0, 7, 72})
         check({.n_q = 200, .n_k = 300, .r = r, .p = p, .band = {1, 0}, .slopes = {slope}}, 1);
     check(
         {.batch = 2, .heads = 2, .n_q = 150, .n_k = 290, .p = 9, .band = {1, 0}, .masked = true, .slopes = {slope, 0}},
