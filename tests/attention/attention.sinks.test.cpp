@@ -49,6 +49,8 @@ void check_engines(const F& map, std::uint64_t seed) {
                          mask, all);
 }
 
+std::size_t at(Index i) { return static_cast<std::size_t>(i); }
+
 // q.k is large for the first key alone, which all queries resemble
 Tokens<double> tokens_with_sink(std::uint64_t seed) {
   Tokens<double> x = random_tokens<double>(n, n, d, d_v, seed);
@@ -176,6 +178,67 @@ TEST_CASE("rows that attend only to sinks, or to far keys of small weight, are t
       const double bound = report.error_bound * x.v.cwiseAbs().maxCoeff();
       CHECK(report.repaired_rows == n - keys);
       CHECK((y - exact).bottomRows(n - keys).cwiseAbs().maxCoeff() <= bound);
+    }
+}
+
+TEMPLATE_TEST_CASE("exact pairs keep their digits however far their biases are below the largest of all", "[attention]",
+                   float, double) {
+  using T = TestType;
+  constexpr Index tokens = 9, lag_of_peak = -6;
+  const Tokens<T> x = random_tokens<T>(tokens, tokens, d, d_v, 70);
+  const Matrix<T> dy = normal<T>(tokens, d_v, 71);
+  const T scale = 1 / std::sqrt(static_cast<T>(d));
+  for (const double low : {-1e2, -1e5, -1e9, -1e16, -1e30})
+    for (const bool has_peak : {false, true}) {
+      Vector<T> b = random_table<T>(tokens - 1, 72);
+      if (has_peak)  // to which the first queries do not attend
+        b[tokens - 1 + lag_of_peak] = T(-low);
+      else  // the first queries attend to no other lags
+        b[tokens - 1] = b[tokens - 2] = T(low);
+      // softmax and its gradients, as loops
+      Matrix<double> y = Matrix<double>::Zero(tokens, d_v), dq = Matrix<double>::Zero(tokens, d), dk = dq, dv = y,
+                     db = Matrix<double>::Zero(b.size(), 1);
+      for (Index i = 0; i < tokens; ++i) {
+        const auto bias = [&](Index j) { return static_cast<long double>(b[tokens - 1 + j - i]); };
+        std::vector<long double> p;
+        long double largest = bias(0), sum = 0;
+        for (Index j = 0; j <= i; ++j) largest = std::max(largest, bias(j));
+        for (Index j = 0; j <= i; ++j)
+          p.push_back(std::exp(static_cast<long double>(x.q.row(i).dot(x.k.row(j)) * scale) + (bias(j) - largest)));
+        for (const long double w : p) sum += w;
+        const auto in_double = [](const auto& row) { return row.template cast<double>().eval(); };
+        for (Index j = 0; j <= i; ++j) y.row(i) += static_cast<double>(p[at(j)] / sum) * in_double(x.v.row(j));
+        for (Index j = 0; j <= i; ++j) {
+          const double weight = static_cast<double>(p[at(j)] / sum),
+                       ds = weight * in_double(dy.row(i)).dot(in_double(x.v.row(j)) - y.row(i));
+          dv.row(j) += weight * in_double(dy.row(i));
+          dq.row(i) += ds * scale * in_double(x.k.row(j));
+          dk.row(j) += ds * scale * in_double(x.q.row(i));
+          db(tokens - 1 + j - i, 0) += ds;
+        }
+      }
+      for (const auto& [near, sinks] :
+           {std::pair<Index, Index>{0, tokens}, {tokens - 1, 1}, {tokens, 0}, {3, tokens}}) {
+        INFO("low " << low << (has_peak ? " peak" : "") << " near " << near << " sinks " << sinks);
+        const Attention attention(positive<T>(), RelativePosition<T>(b),
+                                  {.direction = Direction::causal,
+                                   .normalization = Normalization::none(),
+                                   .engine = Engine::direct,
+                                   .near = near,
+                                   .sinks = sinks});
+        Saved<T> saved;
+        // of scores, exponentials and sums over at most `tokens` terms of size 1 to 10
+        const double tolerance = 500 * static_cast<double>(std::numeric_limits<T>::epsilon());
+        const auto differs = [&](const Matrix<T>& a, const Matrix<double>& exact) {
+          return (a.template cast<double>() - exact).cwiseAbs().maxCoeff();
+        };
+        CHECK(differs(attention.forward(x.q, x.k, x.v, saved), y) <= tolerance);
+        const Gradients<T> g = attention.backward(saved, dy);
+        CHECK(differs(g.queries, dq) <= tolerance);
+        CHECK(differs(g.keys, dk) <= tolerance);
+        CHECK(differs(g.values, dv) <= tolerance);
+        CHECK(differs(g.bias, db) <= tolerance);
+      }
     }
 }
 

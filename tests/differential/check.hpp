@@ -60,7 +60,7 @@ class Checker {
   Checker(const Inputs<T>& x, const Truth& truth, Tally& tally) : m(x), m_truth(truth), m_tally(tally) {
     const double eps = static_cast<double>(Limits::epsilon()), R = static_cast<double>(truth.longest_row);
     m_allowed = (sizeof(T) == 4 ? 1e-4 : 1e-10) + 4 * eps * R * (R + static_cast<double>(truth.longest_w)) +
-                1e-15 * static_cast<double>(truth.largest_bias);
+                1e-15 * std::min(static_cast<double>(truth.largest_bias), 400.0);
     if (x.c.has_exact_pairs()) m_allowed += error_of_exact_pairs(eps, R);
     m_all_rows = std::ranges::all_of(x.is_checked, [](char is) { return is; });
     m_allowed_gradient =

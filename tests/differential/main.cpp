@@ -5,8 +5,9 @@
 //
 //     nprf_search SECONDS [SEED] [--keep-going]    cases of the seeds SEED, SEED + 1, ...; 0 seconds: only of SEED
 //
-// After each of these come a case with a near field or a series, of SEED + first_seed_of_softmax_pairs, and one with
-// attention sinks, of SEED + first_seed_of_sinks.
+// After each of these come a case with a near field or a series, of SEED + first_seed_of_softmax_pairs, one with
+// attention sinks, of SEED + first_seed_of_sinks, and one with biases far from each other, of SEED +
+// first_seed_of_far_biases.
 // It stops at 20 failed cases, unless --keep-going is given. The seeds of failures become regression tests
 // (search.hpp).
 
@@ -93,7 +94,8 @@ int main(int argc, char** argv) {
   do {
     search(seed, found);
     if (seconds > 0 && seed < first_seed_of_softmax_pairs)
-      for (const std::uint64_t first : {first_seed_of_softmax_pairs, first_seed_of_sinks}) search(first + seed, found);
+      for (const std::uint64_t first : {first_seed_of_softmax_pairs, first_seed_of_sinks, first_seed_of_far_biases})
+        search(first + seed, found);
     ++seed;
   } while (passed() < seconds && (keep_going || found.failed_cases < 20));
   print(found, passed());

@@ -110,6 +110,31 @@ inline Bias random_grid(Draw& draw, const Bias& shape) {
   return bias;
 }
 
+// moves some of the biases far from the others, as where a large negative number stands for "masked"
+inline void draw_far_biases(Draw& draw, Bias& bias, double lowest) {
+  const double low = draw.one_of({-1e2, -1e3, -1e5, -1e9, -1e16, -1e30, lowest});
+  const Index kind = draw.below(7);
+  std::ostringstream name;
+  name << ", far " << kind << " by " << low;
+  bias.name += name.str();
+  if (bias.place == Place::alibi) bias.slope *= std::min(1e20, -low);
+  for (auto* all : {&bias.weights, &bias.extra}) {
+    const Index n = static_cast<Index>(all->size()), chosen = draw.below(n + 1);
+    for (Index l = 0; l < n; ++l) {
+      Exact& b = (*all)[static_cast<std::size_t>(l)];
+      switch (kind) {
+        case 0: b = l >= chosen ? low : b; break;
+        case 1: b = l < chosen ? low : b; break;
+        case 2: b = draw.one_in(4) ? low : b; break;
+        case 3: b += draw.one_in(4) ? 0 : low; break;
+        case 4: b = l == chosen ? -low : b; break;
+        case 5: b += low; break;
+        default: b *= std::min(1e16, -low); break;
+      }
+    }
+  }
+}
+
 }  // namespace detail
 
 /// A position of a kind for n tokens; a grid has the shape of `grid`.

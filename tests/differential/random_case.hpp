@@ -119,6 +119,8 @@ inline void draw_sinks(Draw& draw, Case& c) {
 inline constexpr std::uint64_t first_seed_of_softmax_pairs = std::uint64_t{1} << 40;
 /// From this one on with attention sinks.
 inline constexpr std::uint64_t first_seed_of_sinks = std::uint64_t{1} << 41;
+/// From this one on with biases far from each other; most with exact pairs.
+inline constexpr std::uint64_t first_seed_of_far_biases = std::uint64_t{1} << 42;
 
 /// A random case; the same seed gives the same case on every platform.
 inline Case random_case(std::uint64_t seed) {
@@ -149,8 +151,13 @@ inline Case random_case(std::uint64_t seed) {
   const bool own_bias = c.heads > 1 && draw.one_in(2);
   for (Index h = 0; h < (own_bias ? c.heads : 1); ++h)
     c.biases.push_back(random_bias(draw, place, std::max(c.n_q, c.n_k), c.causal, grid));
-  if (seed >= first_seed_of_softmax_pairs) {
-    Draw more(seed * 0xbf58476d1ce4e5b9ULL + 3);
+  Draw more(seed * 0xbf58476d1ce4e5b9ULL + 3);
+  if (seed >= first_seed_of_far_biases) {
+    if (!more.one_in(3)) detail::draw_softmax_pairs(more, c);
+    if (more.one_in(2) && c.map != Map::elu) detail::draw_sinks(more, c);
+    const double lowest = c.in_double ? std::numeric_limits<double>::lowest() : std::numeric_limits<float>::lowest();
+    for (Bias& bias : c.biases) detail::draw_far_biases(more, bias, lowest);
+  } else if (seed >= first_seed_of_softmax_pairs) {
     detail::draw_softmax_pairs(more, c);
     if (seed >= first_seed_of_sinks) detail::draw_sinks(more, c);
   }

@@ -299,19 +299,26 @@ class Sequence {
     // of a pair of features, beside exp(q'.k')
     const Exact of_features = m.has_softmax_rows() ? m_queries.exponent[i] - std::log(m_queries.num_random()) : 0;
     const RowBias bias(m_model.bias, i, m.offset, m_at.keys);
-    Exact most = minus_infinity;
+    Exact largest_bias = minus_infinity;
     Index before = 0;  // keys that take part
     for (Index j = 0; j < m_at.keys; ++j) {
       const bool is_sink =
           m.takes_part[static_cast<std::size_t>(m_b * m.n_k + m_at.first_key + j)] && before++ < m.sinks;
-      if (!m.may_attend(m_b, m_at, i, j)) continue;
       const Pair pair = bias(j);
       if (pair.bias == minus_infinity) continue;
-      m_truth.largest_bias = std::max(m_truth.largest_bias, std::abs(pair.bias + bias.common_offset()));
+      if (!m.causal || j <= i + m.offset)
+        m_truth.largest_bias = std::max(m_truth.largest_bias, std::abs(pair.bias + bias.common_offset()));
+      if (!m.may_attend(m_b, m_at, i, j)) continue;
       const bool is_exact = is_softmax || is_sink || bias.is_near(j, m.near);
-      const Exact exponent = pair.bias + (is_exact ? score(i, j) : of_features + m_keys.exponent[j]);
-      if (exponent > most) most = exponent;
+      const Exact exponent = is_exact ? score(i, j) : of_features + m_keys.exponent[j];
+      largest_bias = std::max(largest_bias, pair.bias);
       m_terms.push_back({j, pair, exponent, 0, 0, is_exact});
+    }
+    // biases first, so that large ones leave the exponents their digits
+    Exact most = minus_infinity;
+    for (Term& t : m_terms) {
+      t.factor += t.pair.bias - largest_bias;
+      if (t.factor > most) most = t.factor;
     }
     const Index r = m_keys.phi.cols();
     const Exact* a = &m_queries.phi(i, 0);

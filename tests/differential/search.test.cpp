@@ -46,4 +46,8 @@ TEST_CASE("a few random calls with attention sinks", "[differential]") {
   for (std::uint64_t seed = 1; seed <= (NPRF_TEST_SANITIZED ? 30 : 150); ++seed) check(first_seed_of_sinks + seed);
 }
 
+TEST_CASE("a few random calls with biases far from each other", "[differential]") {
+  for (std::uint64_t seed = 1; seed <= (NPRF_TEST_SANITIZED ? 30 : 150); ++seed) check(first_seed_of_far_biases + seed);
+}
+
 }  // namespace nprf::test::differential

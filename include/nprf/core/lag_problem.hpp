@@ -81,11 +81,14 @@ struct LagProblem {
     return b - bias(from);
   }
 
-  /// The largest difference of two finite biases of lags.
+  /// The largest difference of two finite biases.
   double bias_spread() const {
     double least = -minus_infinity, most = minus_infinity;
-    for (Index lag = reach.first; lag <= reach.last; ++lag)
-      if (const double b = bias(lag); b > minus_infinity) least = std::min(least, b), most = std::max(most, b);
+    const auto count = [&](double b) {
+      if (b > minus_infinity) least = std::min(least, b), most = std::max(most, b);
+    };
+    for (Index lag = reach.first; lag <= reach.last; ++lag) count(bias(lag));
+    for (Index at = 0; at < border_biases.size(); ++at) count(border_biases.values[at]);
     return std::max(most - least, 0.0);
   }
 

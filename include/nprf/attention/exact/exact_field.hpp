@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "nprf/attention/exact/exponential_weights.hpp"
 #include "nprf/attention/exact/softmax_tile.hpp"
@@ -29,15 +30,13 @@ struct FieldGradients {
   BiasGradient db;
 };
 
-/// The biases of the pairs of a field (ExactField). A log-weight of query i is reference(i) plus its bias.
+/// The biases of the pairs of a field (ExactField). A log-weight of query i is reference(i) plus its bias. Neither is
+/// positive: log-weights are relative to the largest bias of all.
 template <Real T>
 class FieldBiases : public ScoreBiases<T> {
  public:
   /// Whether the field has no pairs.
   virtual bool empty() const = 0;
-
-  /// Whether the biases of a query are relative to its largest in the field.
-  virtual bool are_relative_to_row() const = 0;
 
   /// The size of a share of the gradients of biases; 0: they are not requested.
   virtual Index gradient_size(const BiasGradient& db) const = 0;
@@ -69,8 +68,9 @@ class ExactField {
 
   /// Adds the terms of the field's pairs for values v (n_k,d_v), and to the terms of `errors` likewise. Where they are
   /// larger than the sum of the other pairs, the log-scale becomes that of the field, so that none of its weights
-  /// overflows, and A_i, N_i and D_i change with it. A row that has to be recomputed, because far weights underflow or
-  /// because its biases are rounded too coarsely, keeps or gets a D_i that has lost its precision (row_quotient.hpp).
+  /// overflows, and A_i, N_i and D_i change with it. A row whose far weights underflow keeps a D_i that has lost its
+  /// precision (row_quotient.hpp). D_i becomes NaN, and stays it, in a row that has to be recomputed because its biases
+  /// are so far below the largest of all that their differences from it are rounded too coarsely.
   void add(const MatrixView<T>& v, FarSums<T> far, RowErrorBound<T>& errors) const {
     if (m_biases.empty()) return;
     using Tile = SoftmaxTile<T>;
@@ -98,15 +98,15 @@ class ExactField {
  private:
   template <class RowN>
   void add_row(Index i, const RowN& N, T D, T largest, FarSums<T>& far, RowErrorBound<T>& errors) const {
-    if (D == 0) return;  // no key of the field
-    // relative to a bias that the row does not have
-    if (!m_biases.are_relative_to_row() && largest < -largest_exponent<T>) {
-      far.D[i] = 0;
-      return;
-    }
-    const double log_scale = static_cast<double>(largest) + m_biases.reference(i), rise = log_scale - far.log_scales[i];
+    if (D == 0 || std::isnan(far.D[i])) return;  // no key of the field; already to be recomputed
+    const double reference = m_biases.reference(i), log_scale = static_cast<double>(largest) + reference,
+                 rise = log_scale - far.log_scales[i];
     const double far_size = std::max(errors.size_of_terms(i, far.D[i]), smallest_sum(errors.largest_values()[i]));
-    if (rise + std::log(static_cast<double>(D)) > std::log(far_size)) {
+    const double share = rise + std::log(static_cast<double>(D)) - std::log(far_size);  // a logarithm
+    const double largest_bias = std::min(largest, T(0)) + reference;                    // up to a score
+    if (largest_bias < -largest_exponent<T>) {
+      if (share > -largest_exponent<T>) far.D[i] = std::numeric_limits<T>::quiet_NaN();
+    } else if (share > 0) {
       const T factor = static_cast<T>(std::exp(-rise));
       far.A.row(i) *= factor;
       far.N.row(i) = factor * far.N.row(i) + N;

@@ -19,8 +19,7 @@
 namespace nprf {
 
 /// Calls use(field) for the sinks and for the near field of a problem, if it has them, with an ExactField of normalised
-/// queries q (n_q,d) and keys k (n_k,d). The near field comes last, because its add() may mark a row that has to be
-/// recomputed.
+/// queries q (n_q,d) and keys k (n_k,d).
 template <Real T, class Use>
 void for_each_field(const LagProblem<T>& problem, const Placement& keys, const std::type_identity_t<MatrixView<T>>& q,
                     const std::type_identity_t<MatrixView<T>>& k, const Team& team, Use&& use) {

@@ -46,8 +46,6 @@ class NearBiases final : public FieldBiases<T> {
   /// The lags from the first near one to the last.
   LagRange lags() const { return m_lags; }
 
-  bool are_relative_to_row() const override { return false; }
-
   toeplitz::RowRange keys(Index i0, Index rows) const override {
     const Index first = std::max(i0, m_queries.outside) - m_queries.outside, last = i0 + rows - 1 - m_queries.outside;
     if (empty() || last < first) return {0, 0};

@@ -36,8 +36,6 @@ class SinkBiases final : public FieldBiases<T> {
   /// The largest bias of a query, less the bias at which its weights of far keys are 1.
   double reference(Index i) const override { return m_largest[i] > minus_infinity ? m_largest[i] : 0; }
 
-  bool are_relative_to_row() const override { return true; }
-
   toeplitz::RowRange keys(Index, Index) const override { return {0, m_count}; }
 
   void set(Index i, Index j0, Index count, T* b) const override {

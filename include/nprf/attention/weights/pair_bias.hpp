@@ -64,8 +64,7 @@ class PairBias {
       const Index k = m_keys.slots[j] - at - m_x.lags.first;
       if (m_x.log_weights[k] > never && (best < 0 || m_x.log_weights[k] > m_x.log_weights[best])) best = k;
     }
-    if (best >= 0 && m_x.log_weights[best] + m_x.largest_bias > found.bias)
-      found = {m_x.log_weights[best] + m_x.largest_bias, m_x.lags.first + best, false};
+    if (best >= 0 && m_x.biases[best] > found.bias) found = {m_x.biases[best], m_x.lags.first + best, false};
     return found;
   }
 
@@ -81,12 +80,14 @@ class PairBias {
       const auto lag = [&](Index key) { return slots[key - m_keys.outside] - at; };
       if (m_x.largest_bias == never) {
         for (; j < end; ++j) b[j - j0] = never;
-      } else if (!from.outside && !m_is_narrow) {
-        for (; j < end; ++j) b[j - j0] = m_x.bias_difference(lag(j), from.lag);
-      } else {
-        const double largest = from.outside ? from.bias - m_x.largest_bias : m_x.log_weights[from.lag - m_x.lags.first];
+      } else if (from.outside) {
+        const double* biases = m_x.biases - m_x.lags.first;
+        for (; j < end; ++j) b[j - j0] = biases[lag(j)] - from.bias;
+      } else if (m_is_narrow) {
         const double* log_weights = m_x.log_weights - m_x.lags.first;
-        for (; j < end; ++j) b[j - j0] = log_weights[lag(j)] - largest;
+        for (const double largest = log_weights[from.lag]; j < end; ++j) b[j - j0] = log_weights[lag(j)] - largest;
+      } else {
+        for (; j < end; ++j) b[j - j0] = m_x.bias_difference(lag(j), from.lag);
       }
     }
     if (!m_log_scales) return;
