@@ -48,6 +48,7 @@ struct Case {
   bool has_non_finite_padding = false;  // some of the masked keys and values
   NonFiniteIn non_finite_in = NonFiniteIn::none;
   double non_finite_value = 0;
+  double tolerance = 0;                     // 0: the default
   Index gradient_rows = 0;                  // 0: all
   std::vector<Bias> biases;                 // one, or one for each head
   std::vector<Index> query_ends, key_ends;  // packed: 0, ..., n
@@ -56,8 +57,8 @@ struct Case {
   bool is_series() const { return map == Map::taylor || map == Map::centred_taylor; }
   bool has_signs() const { return map == Map::trf || is_series(); }
   bool has_exact_pairs() const { return near > 0 || sinks > 0; }
-  /// Whether rows may be those of exact softmax.
-  bool has_softmax_rows() const { return has_exact_pairs() || is_series(); }
+  /// Whether rows whose terms cancel are those of exact softmax.
+  bool replaces_cancelled_rows() const { return has_exact_pairs() || is_series(); }
   /// Of a series: the coordinates with second-order features.
   Index directions() const { return std::min({m, d, Index{12}}); }
 
@@ -90,6 +91,7 @@ struct Case {
     if (padding == Padding::packed) list(out, ", queries end", query_ends), list(out, ", keys end", key_ends);
     if (non_finite_in != NonFiniteIn::none)
       out << ", a " << inputs[static_cast<int>(non_finite_in)] << " is " << non_finite_value;
+    if (tolerance > 0) out << ", tolerance " << tolerance;
     if (gradient_rows > 0) out << ", " << gradient_rows << " rows have a gradient";
     for (const Bias& bias : biases) out << ", " << bias.name;
     return out.str();

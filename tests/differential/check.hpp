@@ -59,9 +59,11 @@ class Checker {
 
   Checker(const Inputs<T>& x, const Truth& truth, Tally& tally) : m(x), m_truth(truth), m_tally(tally) {
     const double eps = static_cast<double>(Limits::epsilon()), R = static_cast<double>(truth.longest_row);
-    m_allowed = (sizeof(T) == 4 ? 1e-4 : 1e-10) + 4 * eps * R * (R + static_cast<double>(truth.longest_w)) +
+    const double usual = sizeof(T) == 4 ? 1e-4 : 1e-10, tolerance = x.c.tolerance > 0 ? x.c.tolerance : usual;
+    m_allowed = (tolerance + usual) / 2 + 4 * eps * R * (R + static_cast<double>(truth.longest_w)) +
                 1e-15 * std::min(static_cast<double>(truth.largest_bias), 400.0);
-    if (x.c.has_exact_pairs()) m_allowed += error_of_exact_pairs(eps, R);
+    if (x.c.has_exact_pairs() || std::ranges::count(truth.is_softmax, true) > 0)
+      m_allowed += error_of_exact_pairs(eps, R);
     m_all_rows = std::ranges::all_of(x.is_checked, [](char is) { return is; });
     m_allowed_gradient =
         3 * (m_allowed + static_cast<double>(std::max(x.c.n_q, x.c.n_k)) * eps) * static_cast<double>(truth.condition);
@@ -136,7 +138,7 @@ class Checker {
       if (const Index empty = m_truth.count(Row::empty); report.empty_rows != empty)
         fail(Kind::empty_rows, static_cast<double>(report.empty_rows), static_cast<double>(empty), "report");
     }
-    if (m.c.has_signs() && !m.c.has_softmax_rows()) return;
+    if (m.c.has_signs() && !m.c.replaces_cancelled_rows()) return;
     if (!has_non_finite_inputs && report.indefinite_rows > 0)
       fail(Kind::indefinite_rows, static_cast<double>(report.indefinite_rows), 0, "report");
     if (!has_non_finite_inputs && !m.c.has_signs() && !(report.error_bound <= m_allowed))
@@ -158,7 +160,7 @@ class Checker {
       const Row is = m_truth.rows[static_cast<std::size_t>(row)];
       if (is == Row::unknown) continue;
       if (is == Row::empty && !all_zero(y, d_v)) fail(Kind::zero, 1, 0, "empty row " + std::to_string(row));
-      if (kind == Kind::saved_y && m.c.has_softmax_rows()) check_choice(row);
+      if (kind == Kind::saved_y && m.c.replaces_cancelled_rows()) check_choice(row);
       const Exact* exact = exact_row(kind, y, row, bound * v_max + smallest, softmax_rows);
       if (kind == Kind::y) m_tally.rows += is != Row::empty, m_tally.ill_conditioned_rows += is == Row::ill_conditioned;
       for (Index p = 0; p < d_v; ++p) {
@@ -195,7 +197,7 @@ class Checker {
   // the other formula is compared with that, and counted if that is exact softmax
   const Exact* exact_row(Kind kind, const T* y, Index row, Exact bound, Index& softmax_rows) const {
     const Exact* exact = m_truth.y.data() + row * m.c.d_v;
-    if (kind != Kind::y || !m.c.has_softmax_rows()) return exact;
+    if (kind != Kind::y || !m.c.replaces_cancelled_rows()) return exact;
     const auto is_near = [&](const Exact* x) {
       return std::equal(y, y + m.c.d_v, x, [&](Exact a, Exact b) { return !(std::abs(a - b) > bound); });
     };

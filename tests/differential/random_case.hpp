@@ -119,7 +119,7 @@ inline void draw_sinks(Draw& draw, Case& c) {
 inline constexpr std::uint64_t first_seed_of_softmax_pairs = std::uint64_t{1} << 40;
 /// From this one on with attention sinks.
 inline constexpr std::uint64_t first_seed_of_sinks = std::uint64_t{1} << 41;
-/// From this one on with biases far from each other; most with exact pairs.
+/// From this one on with biases far from each other; most with exact pairs, some with other tolerances.
 inline constexpr std::uint64_t first_seed_of_far_biases = std::uint64_t{1} << 42;
 
 /// A random case; the same seed gives the same case on every platform.
@@ -157,6 +157,7 @@ inline Case random_case(std::uint64_t seed) {
     if (more.one_in(2) && c.map != Map::elu) detail::draw_sinks(more, c);
     const double lowest = c.in_double ? std::numeric_limits<double>::lowest() : std::numeric_limits<float>::lowest();
     for (Bias& bias : c.biases) detail::draw_far_biases(more, bias, lowest);
+    if (more.one_in(4)) c.tolerance = more.one_of({1e-12, 1e-6, 1e-2});
   } else if (seed >= first_seed_of_softmax_pairs) {
     detail::draw_softmax_pairs(more, c);
     if (seed >= first_seed_of_sinks) detail::draw_sinks(more, c);

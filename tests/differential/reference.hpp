@@ -41,13 +41,14 @@ struct Problem {
   std::vector<Packed> sequences;
   std::vector<char> is_checked;  // (n_q): other rows are not computed, and their dy is zero
   std::vector<Exact> q, k, v, dy;
-  // [batch, heads, n_q]  the rows that are those of exact softmax; empty: those whose terms cancel
+  // [batch, heads, n_q]  the rows that are those of exact softmax; empty: those whose terms cancel, if any may
   std::vector<char> is_softmax;
 
   bool is_signed() const { return models[0].kernel == Kernel::trigonometric || is_series(); }
   bool is_series() const { return models[0].kernel == Kernel::taylor; }
-  /// Whether rows may be those of exact softmax.
-  bool has_softmax_rows() const { return near > 0 || sinks > 0 || is_series(); }
+  /// Whether rows whose terms cancel are those of exact softmax.
+  bool replaces_cancelled_rows() const { return near > 0 || sinks > 0 || is_series(); }
+  bool has_softmax_rows() const { return replaces_cancelled_rows() || std::ranges::count(is_softmax, true) > 0; }
   /// Whether the direction and the padding allow query i to attend to key j of its sequence.
   bool may_attend(Index b, const Packed& x, Index i, Index j) const {
     return (!causal || j <= i + offset) && takes_part[static_cast<std::size_t>(b * n_k + x.first_key + j)];
@@ -67,7 +68,7 @@ struct Truth {
   std::vector<Row> rows;             // [batch, heads, n_q]
   std::vector<Exact> y, dq, dk, dv;  // shapes as in Problem
   std::vector<char> is_softmax;      // [batch, heads, n_q]  the rows of exact softmax
-  std::vector<Exact> other_y;        // y by the other formula, if rows may be those of exact softmax; else empty
+  std::vector<Exact> other_y;        // y by the other formula, if rows whose terms cancel have it; else empty
   std::vector<Exact> y_condition;  // [batch, heads, n_q]  the sum of the terms' magnitudes over D; infinity for D <= 0
   std::vector<Exact> y_size, dq_size;  // [batch, heads, n_q]
   std::vector<Exact> dq_unweighted, dk_unweighted,
@@ -176,7 +177,11 @@ class Sequence {
 
   // the terms of the row's formula, after y by the other one
   void find_terms_of_formula(Index i) {
-    if (!m.has_softmax_rows()) return find_terms(i, false);
+    if (!m.replaces_cancelled_rows()) {
+      char& is_softmax = at(m_truth.is_softmax, m_first_q + i);
+      is_softmax = !m.is_softmax.empty() && at(m.is_softmax, m_first_q + i);
+      return find_terms(i, is_softmax);
+    }
     find_terms(i, false);
     Exact D = 0, size = 0;
     for (const Term& t : m_terms) D += t.weight, size += t.size;
@@ -297,7 +302,8 @@ class Sequence {
   void find_terms(Index i, bool is_softmax) {
     m_terms.clear();
     // of a pair of features, beside exp(q'.k')
-    const Exact of_features = m.has_softmax_rows() ? m_queries.exponent[i] - std::log(m_queries.num_random()) : 0;
+    const Exact of_features =
+        m.replaces_cancelled_rows() ? m_queries.exponent[i] - std::log(m_queries.num_random()) : 0;
     const RowBias bias(m_model.bias, i, m.offset, m_at.keys);
     Exact largest_bias = minus_infinity;
     Index before = 0;  // keys that take part
@@ -420,7 +426,7 @@ inline Truth solve(Problem& x) {
   truth.y.assign(of(queries * x.d_v), 0), truth.dq.assign(of(queries * x.d), 0);
   truth.dk.assign(of(keys * x.d), 0), truth.dv.assign(of(keys * x.d_v), 0);
   truth.is_softmax.assign(of(queries), false);
-  if (x.has_softmax_rows()) truth.other_y.assign(of(queries * x.d_v), 0);
+  if (x.replaces_cancelled_rows()) truth.other_y.assign(of(queries * x.d_v), 0);
   for (auto* sizes : {&truth.y_condition, &truth.y_size, &truth.dq_size, &truth.dq_unweighted, &truth.q_steepness})
     sizes->assign(of(queries), 0);
   for (auto* sizes : {&truth.dk_size, &truth.dv_size, &truth.dk_unweighted, &truth.dv_unweighted, &truth.k_steepness})

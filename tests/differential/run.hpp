@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "differential/inputs.hpp"
-#include "differential/recomputed_rows.hpp"
+#include "differential/softmax_rows.hpp"
 #include "nprf/nprf.hpp"
 
 namespace nprf::test::differential {
@@ -20,9 +20,9 @@ struct Result {
   Report report, saved_report;
   std::vector<T> y, saved_y;  // of a call, and of forward with saved data
   std::vector<T> dq, dk, dv;
-  std::vector<std::vector<T>> db;     // for each head: all parameters
-  double gradient_bound = -1;         // of GradientReport; -1: there is none
-  std::vector<char> recomputed_rows;  // [batch, heads, n_q]  by forward with saved data
+  std::vector<std::vector<T>> db;  // for each head: all parameters
+  double gradient_bound = -1;      // of GradientReport; -1: there is none
+  std::vector<char> softmax_rows;  // [batch, heads, n_q]  those of exact softmax, by forward with saved data
 };
 
 template <Real T>
@@ -31,6 +31,7 @@ CallOptions call_options(const Inputs<T>& x, Report* report) {
                    .cumulative_lengths = x.c.query_ends,
                    .key_cumulative_lengths = x.c.key_ends,
                    .offset = x.c.offset,
+                   .tolerance = x.c.tolerance,
                    .report = report};
   call.key_mask = {x.mask.data(), static_cast<std::size_t>(x.mask.size())};
   return call;
@@ -70,7 +71,7 @@ class OneHead final : public Runner<T> {
     Saved<T> saved;
     result.saved_y = flat(m_attention.forward(rows(x.q, x.c.n_q), rows(x.k, x.c.n_k), rows(x.v, x.c.n_k), saved,
                                               call_options(x, &result.saved_report)));
-    result.recomputed_rows = recomputed_rows(saved, 1, x.c.n_q);
+    result.softmax_rows = softmax_rows(saved, 1, x.c.n_q);
     const Gradients<T> g = m_attention.backward(saved, rows(x.dy, x.c.n_q));
     result.dq = flat(g.queries), result.dk = flat(g.keys), result.dv = flat(g.values);
     append(result.db.emplace_back(), g.bias);
@@ -109,7 +110,7 @@ class ManyHeads final : public Runner<T> {
     Saved<T> saved;
     m_attention.forward(view(x, x.q, x.c.n_q), view(x, x.k, x.c.n_k), view(x, x.v, x.c.n_k),
                         view(x, result.saved_y, x.c.n_q), saved, call_options(x, &result.saved_report));
-    result.recomputed_rows = recomputed_rows(saved, x.c.batch * x.c.heads, x.c.n_q);
+    result.softmax_rows = softmax_rows(saved, x.c.batch * x.c.heads, x.c.n_q);
     std::vector<Matrix<T>> dbias, dextra;
     const auto dy = view(x, x.dy, x.c.n_q);
     const auto dq = view(x, result.dq, x.c.n_q), dk = view(x, result.dk, x.c.n_k), dv = view(x, result.dv, x.c.n_k);

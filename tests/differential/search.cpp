@@ -44,10 +44,10 @@ std::vector<FailedEngine> failed_engines_of(const Case& c, Tally& tally) {
       const auto runner = make_runner(inputs, engine);
       const Result<T> result = runner->run(inputs);
       failed.used = result.report.engine;
-      // where rows may be those of exact softmax, those are that forward recomputed
-      if (c.has_softmax_rows() && result.recomputed_rows != truth.is_softmax) {
+      // which rows are those of exact softmax is the library's choice
+      if (result.softmax_rows != truth.is_softmax) {
         Problem by_rows = problem;
-        by_rows.is_softmax = result.recomputed_rows;
+        by_rows.is_softmax = result.softmax_rows;
         truth = solve(by_rows);
       }
       failed.failures = Checker<T>(inputs, truth, tally)(result);

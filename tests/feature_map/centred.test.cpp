@@ -112,29 +112,6 @@ TEST_CASE("centred: backward of queries and of keys is the derivative of their f
   check(Centred(TaylorFeatures<double>({.input_dim = d, .directions = 3}), constants<double>(d)));
 }
 
-TEST_CASE("centred: logarithms are those of the features", "[feature_map]") {
-  const Index d = 5, n = 7;
-  const Centred<HyperbolicFeatures<double>> features(HyperbolicFeatures<double>({.input_dim = d, .num_features = 4}),
-                                                     constants<double>(d));
-  const Matrix<double> x = normal<double>(n, d, 3);
-  Workspace workspace;
-  const Team team(workspace);
-  Matrix<double> logs(n, features.output_dim()), phi = logs;
-  Vector<double> log_factor(n);
-  const auto check = [&] {
-    const Matrix<double> ratio = logs - phi.array().log().matrix();
-    const Vector<double> omitted = ratio.rowwise().mean() - log_factor;  // one constant for all rows
-    CHECK((ratio.colwise() - ratio.rowwise().mean()).cwiseAbs().maxCoeff() <= 1e-12);
-    CHECK((omitted.array() - omitted[0]).abs().maxCoeff() <= 1e-12);
-  };
-  features.logs(x, {}, logs, team);
-  features.queries(x, {}, phi, team, log_factor.data());
-  check();
-  features.key_logs(x, {}, logs, team);
-  features.keys_by_row(x, {}, phi, team, log_factor.data());
-  check();
-}
-
 TEST_CASE("centred: constants of other sizes are rejected", "[feature_map]") {
   const TaylorFeatures<float> features({.input_dim = 3});
   const Centring<float> right = constants<float>(3);

@@ -36,7 +36,7 @@ struct SequenceGradients {
 ///                              non-finite entries (in the constructor)
 ///     contract                 dA, dB, dU and dc of the product for G by the engine; those that fail their error bound
 ///                              are recomputed
-///     recompute_rows           adds the shares of the rows that forward recomputed by features
+///     recompute_rows           adds the shares of the rows that forward recomputed from features
 ///     add_exact_pairs          adds the shares of attention sinks, of the near field and of the rows by exact softmax
 ///     add_bias_gradients       db, multiplied by the scale
 ///     propagate                the non-finite entries of G to the gradients that depend on them
@@ -69,7 +69,6 @@ class BackwardPass {
         m_dA(m_workspace.template matrix<T>(m_n_q, saved.A.cols())),
         m_dB(m_workspace.template matrix<T>(m_n_k, saved.A.cols())),
         m_dU(m_workspace.template matrix<T>(m_n_k, dy.cols() + 1)),
-        m_d_log_B(m_workspace.template matrix<T>(saved.recomputed_rows.empty() ? 0 : m_n_k, saved.A.cols())),
         m_exact_dq(m_workspace.template matrix<T>(has_exact_pairs() ? m_n_q : 0, saved.q.cols())),
         m_exact_dk(m_workspace.template matrix<T>(has_exact_pairs() ? m_n_k : 0, saved.q.cols())) {}
 
@@ -77,10 +76,8 @@ class BackwardPass {
   void run(SequenceGradients<T> out, const BiasGradient& db, GradientReport& report) {
     const BiasGradient scaled{zeros(db.lags.size()), zeros(db.border.size())};
     const toeplitz::GradientChecks checks = contract(scaled);
-    if (has_exact_pairs())
-      add_exact_pairs(scaled);
-    else if (!m_saved.recomputed_rows.empty())
-      recompute_rows(scaled);
+    if (!m_saved.recomputed_rows.empty()) recompute_rows(scaled);
+    if (has_exact_pairs()) add_exact_pairs(scaled);
     add_bias_gradients(scaled, db);
     m_non_finite.propagate(m_dA, m_dB, m_dU, db, m_team);
     compute_input_gradients(out);
@@ -133,33 +130,30 @@ class BackwardPass {
   };
   // those of all queries, with zeros for the rows that forward recomputed
   Rows rows_of_engine() const {
-    if (m_saved.recomputed_rows.empty()) return {m_scaled.A(), m_scaled.G(), m_scaled.sizes()};
+    if (m_saved.recomputed_rows.empty() && m_saved.softmax_rows.empty())
+      return {m_scaled.A(), m_scaled.G(), m_scaled.sizes()};
     auto A = m_workspace.template matrix<T>(m_n_q, m_saved.A.cols()),
          G = m_workspace.template matrix<T>(m_n_q, m_dy.cols() + 1);
     auto sizes = m_workspace.template vector<T>(m_n_q);
     A = m_scaled.A();
     G = m_scaled.G();
     std::copy_n(m_scaled.sizes(), m_n_q, sizes.data());
-    for (const Index i : m_saved.recomputed_rows) A.row(i).setZero(), G.row(i).setZero(), sizes[i] = 0;
+    for (const std::vector<Index>* rows : {&m_saved.recomputed_rows, &m_saved.softmax_rows})
+      for (const Index i : *rows) A.row(i).setZero(), G.row(i).setZero(), sizes[i] = 0;
     return {A, G, sizes.data()};
   }
 
   void recompute_rows(const BiasGradient& db) {
-    m_d_log_B.setZero();
     auto y = m_workspace.template matrix<T>(m_n_q, m_dy.cols()),
          dy = m_workspace.template matrix<T>(m_n_q, m_dy.cols());
     for (const Index i : m_saved.recomputed_rows) {
       y.row(i) = m_saved.y.row(i) / m_scaled.value_scale();
       dy.row(i) = m_dy.row(i) / m_scaled.dy_scale(i);
     }
-    const MatrixView<T> q = m_saved.q, k = m_saved.k;
-    const FeatureInputs<T> inputs{q, k, {}, {}};
     const toeplitz::Factors<T> factors{m_scaled.A(),         m_saved.B, m_scaled.U(),
                                        m_position.queries(), m_keys,    m_log_scales};
-    const RowRecompute<T> recompute(m_saved.recomputed_rows, m_position.problem(), factors, m_head.features, inputs,
-                                    m_team);
-    m_has_d_log_B = recompute.backward({m_scaled.G(), y, dy, m_scaled.exponents(), m_saved.denominator.data()},
-                                       {m_dA, m_dB, m_d_log_B, m_dU, db});
+    RowRecompute<T>(m_saved.recomputed_rows, m_position.problem(), factors, m_head.features, m_team)
+        .backward({m_scaled.G(), y, dy, m_scaled.exponents(), m_saved.denominator.data()}, {m_dA, m_dB, m_dU, db});
   }
 
   bool has_exact_pairs() const { return m_saved.row_log_scales.size() > 0; }
@@ -176,8 +170,8 @@ class BackwardPass {
     for_each_field(problem, m_keys, q, k, m_team, [&](const auto& field) {
       field.add_gradients(U, rows_of_engine().G, log_scales, m_scaled.exponents(), out);
     });
-    if (!m_saved.recomputed_rows.empty())
-      SoftmaxRows<T>(m_saved.recomputed_rows, problem, m_keys, q, k, m_team)
+    if (!m_saved.softmax_rows.empty())
+      SoftmaxRows<T>(m_saved.softmax_rows, problem, m_keys, q, k, m_team)
           .backward(U, m_scaled.G(), log_scales, m_scaled.exponents(), {m_exact_dq, m_exact_dk, m_dU, db});
   }
 
@@ -198,7 +192,6 @@ class BackwardPass {
     MatrixRef<T> dk = has_gaps ? MatrixRef<T>(compact) : out.dk;
     m_head.features.backward_keys(m_saved.k, m_saved.B, m_dB, dk, m_team);
     if (has_exact_pairs()) dk += m_exact_dk;
-    if (m_has_d_log_B) add_gradient_of_logarithms(dk);
     through_normalization(m_saved.k, m_saved.k_scale, nullptr, dk);
     for (const Index j : m_saved.short_keys) dk.row(j) *= LiftedRows<T>::lift;
     if (has_gaps) {
@@ -216,16 +209,6 @@ class BackwardPass {
     // a key that no query attends to has the gradient 0, even if it is non-finite
     for (const Index j : m_saved.unattended_keys)
       out.dk.row(m_keys.token_index(j)).setZero(), out.dv.row(m_keys.token_index(j)).setZero();
-  }
-
-  // d_log_B is dL/d(log phi), which is dL/dphi at phi = 1
-  void add_gradient_of_logarithms(MatrixRef<T> dk) const {
-    const Workspace::Scope scope(m_workspace);
-    auto ones = m_workspace.template matrix<T>(m_dB.rows(), m_dB.cols()),
-         more = m_workspace.template matrix<T>(dk.rows(), dk.cols());
-    ones.setOnes();
-    m_head.features.backward_keys(m_saved.k, ones, m_d_log_B, more, m_team);
-    dk += more;
   }
 
   // Turns dx for normalised rows x into dx for the caller's rows, and multiplies it by the scale of all rows and by
@@ -279,9 +262,8 @@ class BackwardPass {
   const toeplitz::BorderedProduct<T>& m_product;
   GradientScaling<T> m_scaled;
   NonFiniteGradients<T> m_non_finite;
-  MatrixMap<T> m_dA, m_dB, m_dU, m_d_log_B;  // (n_q,r) (n_k,r) (n_k,d_v+1) (n_k,r) dL/d(log B)
-  MatrixMap<T> m_exact_dq, m_exact_dk;       // (n_q,d) (n_k,d) of exact pairs; no rows: there are none
-  bool m_has_d_log_B = false;
+  MatrixMap<T> m_dA, m_dB, m_dU;        // (n_q,r) (n_k,r) (n_k,d_v+1)
+  MatrixMap<T> m_exact_dq, m_exact_dk;  // (n_q,d) (n_k,d) of exact pairs; no rows: there are none
 };
 
 }  // namespace nprf

@@ -42,8 +42,8 @@ namespace nprf {
 ///     contract            N and D by the engine, and bounds of its rounding errors
 ///     add_fields          the shares of attention sinks and of the near field in N and D, if there are any
 ///     normalize           y = N / D for the rows whose error bound is within half of the tolerance
-///     recompute_rows      the other rows, by tiles, in double or in the log domain; or all by exact softmax, if there
-///                         are exact pairs or the feature map is a series
+///     recompute_rows      the other rows, by tiles or in double; or by exact softmax those whose features underflow,
+///                         or all if there are exact pairs or the feature map is a series
 ///     propagate           the non-finite keys and values to the rows that attend to them
 ///     compare             some rows with those of exact softmax, if requested
 ///     save_for_backward   if requested
@@ -103,10 +103,7 @@ class ForwardPass {
 
   void compute_features() {
     const FeatureMapView<T>& features = m_head.features;
-    if (is_exact_fallback()) {
-      m_row_log_scales = m_workspace.template take<double>(m_n_q);
-      std::fill_n(m_row_log_scales, m_n_q, 0.0);
-    }
+    if (is_exact_fallback()) take_row_log_scales();
     if (has_exact_pairs()) {
       const Workspace::Scope scope(m_workspace);
       auto log_factors = m_workspace.template vector<T>(m_n_q);
@@ -121,6 +118,11 @@ class ForwardPass {
     const Index sinks = m_position.problem().sinks_of(m_keys);
     m_B.topRows(sinks).setZero();
     if (m_log_scales) std::fill_n(m_log_scales, sinks, -std::numeric_limits<double>::infinity());
+  }
+
+  void take_row_log_scales() {
+    m_row_log_scales = m_workspace.template take<double>(m_n_q);
+    std::fill_n(m_row_log_scales, m_n_q, 0.0);
   }
 
   void scale_values() {
@@ -210,7 +212,8 @@ class ForwardPass {
         m_y.row(i).setConstant(nan);
         m_denominator[i] = nan;
         return;
-      case RowState::to_recompute: return;
+      case RowState::to_recompute:
+      case RowState::recomputed: return;
       case RowState::normalized:
       case RowState::indefinite: break;
     }
@@ -250,24 +253,28 @@ class ForwardPass {
   void recompute_rows(Report& report) {
     const std::span<const Index> rows = m_rows.rows_of(RowState::to_recompute, m_workspace);
     if (!m_all_direct) report.repaired_rows += static_cast<Index>(rows.size());
-    if (m_saved) m_saved->recomputed_rows.assign(rows.begin(), rows.end());
-    if (!rows.empty()) recompute(rows, report);
+    if (!rows.empty() && !is_exact_fallback()) recompute_by_features(rows, report);
+    const std::span<const Index> left = m_rows.rows_of(RowState::to_recompute, m_workspace);
+    if (!left.empty()) recompute_by_softmax(left);
+    if (m_saved) {
+      const std::span<const Index> by_features = m_rows.rows_of(RowState::recomputed, m_workspace);
+      m_saved->recomputed_rows.assign(by_features.begin(), by_features.end());
+      m_saved->softmax_rows.assign(left.begin(), left.end());
+    }
     report.error_bound = std::max(report.error_bound, m_rows.largest(&RowOutcome::error));
   }
 
-  void recompute(std::span<const Index> rows, Report& report) {
-    if (is_exact_fallback()) return recompute_by_softmax(rows);
-    const MatrixView<T> q = m_q.rows(), k = m_k.rows();
-    const FeatureInputs<T> inputs{q, k, Head<T>::as_span(m_q_scale), Head<T>::as_span(m_k_scale)};
+  // those that are left to exact softmax stay to be recomputed
+  void recompute_by_features(std::span<const Index> rows, Report& report) {
     const toeplitz::Factors<T> factors{m_A, m_B, m_values->rows(), m_position.queries(), m_keys, m_log_scales};
     auto* outcomes = m_workspace.template take<typename RowRecompute<T>::Outcome>(static_cast<Index>(rows.size()));
-    RowRecompute<T>(rows, m_position.problem(), factors, m_head.features, inputs, m_team)
-        .forward(m_errors->largest_values(), std::max(m_saved_scale, T(1)), m_y, m_denominator, outcomes);
+    RowRecompute<T>(rows, m_position.problem(), factors, m_head.features, m_team)
+        .forward(m_errors->largest_values(), m_saved_scale, m_y, m_denominator, outcomes);
     for (std::size_t at = 0; at < rows.size(); ++at) {
       const Index i = rows[at];
-      // backward computes the gradient by log A of such a row: it is the gradient by A at A = 1
-      if (denominator(i) == 0 && m_head.features.has_logs()) m_A.row(i).setOnes();
+      if (outcomes[at].is_left) continue;
       report.indefinite_rows += !outcomes[at].positive;
+      m_rows[i].state = RowState::recomputed;
       m_rows[i].condition = m_errors->condition_of(i, m_y.row(i), outcomes[at].terms);
       m_rows[i].other_error = m_direct_error * m_rows[i].condition;
     }
@@ -302,6 +309,7 @@ class ForwardPass {
   }
 
   void recompute_by_softmax(std::span<const Index> rows) {
+    if (!m_row_log_scales) take_row_log_scales();
     exact_pairs().for_each_softmax_row(rows, [this](Index i, const auto& y, double log_scale) {
       m_y.row(i) = y;
       m_denominator[i] = 1;
@@ -337,7 +345,7 @@ class ForwardPass {
   // infinity for rows whose exact pairs have no gradient
   void save_row_log_scales() {
     Vector<double>& saved = m_saved->row_log_scales;
-    assign(saved, Eigen::Map<const Vector<double>>(m_row_log_scales, is_exact_fallback() ? m_n_q : 0));
+    assign(saved, Eigen::Map<const Vector<double>>(m_row_log_scales, m_row_log_scales ? m_n_q : 0));
     for (Index i = 0; i < saved.size(); ++i)
       if (!m_rows[i].has_numbers() || !std::isfinite(saved[i])) saved[i] = std::numeric_limits<double>::infinity();
   }

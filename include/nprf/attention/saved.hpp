@@ -23,8 +23,8 @@ struct SavedSequence {
   Matrix<T> A, B, U;                             // (n_q,r) (n_k,r) (n_k,d_v+1): [v 1], with zeros for non-finite values
   Vector<double> key_log_scales;                 // (n_k), as toeplitz::Factors has them; empty: none
   // (n_q): the exact pairs of row i have the weights exp(q_i.k_j + b_ij - row_log_scales_i) beside those of its far
-  // pairs, of sum D_i; empty if there are none. b_ij is relative to LagProblem::weight_bias, and in a recomputed row to
-  // the largest of the row
+  // pairs, of sum D_i; empty if there are none. b_ij is relative to LagProblem::weight_bias, and in a row of exact
+  // softmax to the largest of the row
   Vector<double> row_log_scales;
   bool engine_used_log_scales = false;  // denominators are relative to the log-scales of the keys that a query attends
                                         // to; else to the largest of all
@@ -33,7 +33,7 @@ struct SavedSequence {
   T largest_value = 0;       // of U: at most 1, or 2 near overflow; not scaled if smaller values would lose precision
   Vector<T> denominator;     // (n_q)  0 for rows that are empty or were computed in double
   Vector<T> largest_values;  // (n_q)  the largest |v| that each query attends to
-  std::vector<Index> recomputed_rows;
+  std::vector<Index> recomputed_rows, softmax_rows;  // from their features, and by exact softmax
   // maxima over the rows (fallback/row_error_bound.hpp): the condition, and the bounds of the errors by an FFT, if the
   // row was not recomputed, and of all other errors
   double condition = 0, fft_error = 0, other_error = 0;

@@ -42,7 +42,7 @@ class Centred {
  public:
   using Scalar = typename F::Scalar;
   using T = Scalar;
-  static constexpr bool is_positive = nprf::is_positive<F>(), is_series = nprf::is_series<F>(),
+  static constexpr bool is_positive = nprf::is_positive<F>(), estimates_exp = true, is_series = nprf::is_series<F>(),
                         has_independent_rows = nprf::has_independent_rows<F>();
 
   /// Throws InvalidArgument if the constants do not have the shapes of Centring for d = features.input_dim(), or are
@@ -98,18 +98,6 @@ class Centred {
   /// The features of keys, each without its own factor, as `queries` returns those of queries.
   void keys_by_row(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team, T* log_factor) const {
     features_of(key(), x, scale, phi, team, log_factor);
-  }
-
-  /// log phi(scale_i x_i), up to a constant, into z (n,r), by a team, if F has logs.
-  void logs(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> z, const Team& team) const
-    requires detail::HasLogs<F, T>
-  {
-    logs_of(query(), x, scale, z, team);
-  }
-  void key_logs(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> z, const Team& team) const
-    requires detail::HasLogs<F, T>
-  {
-    logs_of(key(), x, scale, z, team);
   }
 
   /// dL/dx (n,d) of queries or of keys from x (n,d), phi (n,r) and dL/dphi (n,r). O(n d (d + r)). Throws
@@ -181,15 +169,6 @@ class Centred {
       T* logs = log_factor ? log_factor + i0 : nullptr;
       m_features.queries(z, RowScale<T>(), phi.middleRows(i0, rows), Team(scratch), logs);
       for (Index i = 0; logs && i < rows; ++i) logs[i] += linear(side, x, scale, i0 + i);
-    });
-  }
-
-  void logs_of(const Side& side, const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> logs, const Team& team) const
-    requires detail::HasLogs<F, T>
-  {
-    run_coordinates(side, x, scale, team, [&](Index i0, Index rows, const auto& z, Workspace& scratch) {
-      m_features.logs(z, RowScale<T>(), logs.middleRows(i0, rows), Team(scratch));
-      for (Index i = i0; i < i0 + rows; ++i) logs.row(i).array() += linear(side, x, scale, i);
     });
   }
 

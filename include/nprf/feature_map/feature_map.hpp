@@ -45,12 +45,6 @@ concept MatrixOf = std::convertible_to<M, Matrix<T>> && std::same_as<typename st
 /// bounds the error of the features of rows of at most a given norm, relative to each feature, or to |phi| if features
 /// can be negative. Without it Report::error_bound treats the features as exact.
 ///
-///     void logs(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> z, const Team&) const;
-///
-/// gives the logarithms of phi(scale_i x_i), up to a constant, for a map of exponentials. Attention uses them for rows
-/// whose features underflow relative to those of other rows. A map with logs must have a backward that depends only on
-/// the products of phi and dphi.
-///
 /// A map declares `static constexpr bool has_independent_rows = true;` if the bits of a row of that function, and of
 /// keys_by_row below, do not depend on the other rows of x. A Decoder then passes it the rows of several tokens at
 /// once.
@@ -59,8 +53,7 @@ concept MatrixOf = std::convertible_to<M, Matrix<T>> && std::same_as<typename st
 ///     void keys_by_row(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team&, T* log_factor) const;
 ///     void backward_keys(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi,
 ///                        MatrixRef<T> dx, const Team&) const;
-///     void key_logs(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> z, const Team&) const;
-/// which are for keys what queries with log_factor, backward and logs are for queries; the last only if it has logs.
+/// which are for keys what queries with log_factor and backward are for queries.
 template <class F>
 concept FeatureMap = Real<typename F::Scalar> && requires(const F& f, const MatrixView<typename F::Scalar>& x) {
   { f.input_dim() } -> std::convertible_to<Index>;
@@ -86,6 +79,16 @@ template <class F>
 constexpr bool is_positive() {
   if constexpr (requires { F::is_positive; })
     return F::is_positive;
+  else
+    return false;
+}
+
+/// True if attention may compute a row by exact softmax where all products of features underflow beside those of other
+/// rows. Such a map declares `static constexpr bool estimates_exp = true;`. Other maps' rows are then summed in double.
+template <class F>
+constexpr bool falls_back_to_softmax() {
+  if constexpr (requires { F::estimates_exp; })
+    return F::estimates_exp;
   else
     return false;
 }

@@ -17,18 +17,10 @@ namespace detail {
 template <class F, class T>
 concept HasLogFactors = requires(const F& f, const MatrixView<T>& x, MatrixRef<T> phi, const Team& team,
                                  T* log_factor) { f.queries(x, RowScale<T>(), phi, team, log_factor); };
-template <class F, class T>
-concept HasLogs = requires(const F& f, const MatrixView<T>& x, MatrixRef<T> z, const Team& team) {
-  f.logs(x, RowScale<T>(), z, team);
-};
 // maps whose keys have other features than queries (feature_map.hpp)
 template <class F, class T>
 concept HasKeyFactors = requires(const F& f, const MatrixView<T>& x, MatrixRef<T> phi, const Team& team,
                                  T* log_factor) { f.keys_by_row(x, RowScale<T>(), phi, team, log_factor); };
-template <class F, class T>
-concept HasKeyLogs = requires(const F& f, const MatrixView<T>& x, MatrixRef<T> z, const Team& team) {
-  f.key_logs(x, RowScale<T>(), z, team);
-};
 template <class F, class T>
 concept HasKeyBackward = requires(const F& f, const MatrixView<T>& x, MatrixRef<T> dx, const Team& team) {
   f.backward_keys(x, x, x, dx, team);
@@ -51,6 +43,7 @@ class FeatureMapView {
   Index input_dim() const { return m_input_dim; }
   Index output_dim() const { return m_output_dim; }
   bool estimates_exp() const { return m_functions->estimates_exp; }
+  bool falls_back_to_softmax() const { return m_functions->falls_back_to_softmax; }
   bool is_positive() const { return m_functions->is_positive; }
   bool is_series() const { return m_functions->is_series; }
 
@@ -87,18 +80,6 @@ class FeatureMapView {
     return has_log_factors() && m_functions->with_log_factors == m_functions->keys_with_log_factors;
   }
 
-  /// Whether the map can compute the logarithms of its features. The backward of such a map depends only on the
-  /// products of phi and dphi.
-  bool has_logs() const { return m_functions->logs != nullptr; }
-  /// Writes log phi(scale_i x_i), up to a common constant, into z (n,r), for queries. Requires has_logs().
-  void logs(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> z, const Team& team) const {
-    m_functions->logs(m_map, x, scale, z, team);
-  }
-  /// The same for keys.
-  void key_logs(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> z, const Team& team) const {
-    m_functions->key_logs(m_map, x, scale, z, team);
-  }
-
   /// dx (n,d) of queries from the scaled rows x (n,d), phi (n,r) and dphi (n,r). Throws InvalidArgument as queries
   /// does.
   void backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi, MatrixRef<T> dx,
@@ -121,10 +102,9 @@ class FeatureMapView {
   struct Functions {
     Features *queries, *keys;
     WithLogFactors *with_log_factors, *keys_with_log_factors;  // null if the map has none
-    Features *logs, *key_logs;                                 // null if the map has none
     Backward *backward, *backward_keys;
     double (*relative_error)(const void*, double);
-    bool estimates_exp, is_positive, is_series, has_independent_rows;
+    bool estimates_exp, falls_back_to_softmax, is_positive, is_series, has_independent_rows;
   };
 
   template <class F>
@@ -192,36 +172,15 @@ class FeatureMapView {
   }
 
   template <class F>
-  static constexpr Features* logs_of() {
-    if constexpr (detail::HasLogs<F, T>)
-      return [](const void* map, const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> z, const Team& team) {
-        static_cast<const F*>(map)->logs(x, scale, z, team);
-      };
-    else
-      return nullptr;
-  }
-
-  template <class F>
-  static constexpr Features* key_logs_of() {
-    if constexpr (detail::HasKeyLogs<F, T>)
-      return [](const void* map, const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> z, const Team& team) {
-        static_cast<const F*>(map)->key_logs(x, scale, z, team);
-      };
-    else
-      return logs_of<F>();
-  }
-
-  template <class F>
   static constexpr Functions functions_of{&queries_of<F>,
                                           &keys_of<F>,
                                           with_log_factors_of<F>(),
                                           keys_with_log_factors_of<F>(),
-                                          logs_of<F>(),
-                                          key_logs_of<F>(),
                                           &backward_of<F>,
                                           &backward_keys_of<F>,
                                           &relative_error_of<F>,
                                           nprf::estimates_exp<F>(),
+                                          nprf::falls_back_to_softmax<F>(),
                                           nprf::is_positive<F>(),
                                           nprf::is_series<F>(),
                                           nprf::has_independent_rows<F>()};

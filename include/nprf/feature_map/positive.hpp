@@ -19,7 +19,7 @@ namespace nprf {
 template <Real T, Index signs>
 class ExponentialFeatures : public RandomFeatures<T> {
  public:
-  static constexpr bool is_positive = true;
+  static constexpr bool is_positive = true, estimates_exp = true;
 
   using RandomFeatures<T>::RandomFeatures;
 
@@ -40,9 +40,6 @@ class ExponentialFeatures : public RandomFeatures<T> {
   /// The same into the caller's phi (n,r), by a team.
   void keys(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team,
             T* log_factor = nullptr) const;
-
-  /// Writes log(sqrt(r) phi(scale_i x_i)) into z (n,r), by a team, for features that underflow relative to others.
-  void logs(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> z, const Team& team) const;
 
   /// dL/dx (n,d) from x (n,d), phi (n,r) as queries or keys returned it, and dL/dphi (n,r). O(n d m). Throws
   /// InvalidArgument for other shapes.
@@ -150,17 +147,6 @@ void ExponentialFeatures<T, signs>::keys(const MatrixView<T>& x, RowScale<T> sca
     }
   });
   if (log_factor) *log_factor = largest - log_sqrt_r();
-}
-
-template <Real T, Index signs>
-void ExponentialFeatures<T, signs>::logs(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> z,
-                                         const Team& team) const {
-  this->check_phi(z, x.rows(), output_dim());
-  this->project(x, scale, team, [&](Index i0, const auto& projected, const auto& h) {
-    for (Index i = 0; i < projected.rows(); ++i)
-      map_exponents(&projected(i, 0), &z(i0 + i, 0),
-                    [=](const Pack<T>& exponent) { return exponent - Pack<T>::all(h[i]); });
-  });
 }
 
 template <Real T, Index signs>

@@ -20,7 +20,7 @@ template <OnlyReal T>
 class QuadraticFeatures {
  public:
   using Scalar = T;
-  static constexpr bool is_positive = false, is_series = true, has_independent_rows = true;
+  static constexpr bool is_positive = false, estimates_exp = true, is_series = true, has_independent_rows = true;
 
   /// Throws InvalidArgument if the sizes of the terms do not fit together.
   QuadraticFeatures(Index input_dim, QuadraticTerms<T> terms) : m_d(input_dim), m_terms(std::move(terms)) {

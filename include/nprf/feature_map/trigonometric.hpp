@@ -21,7 +21,7 @@ namespace nprf {
 template <OnlyReal T>
 class TrigonometricFeatures : public RandomFeatures<T> {
  public:
-  static constexpr bool is_positive = false;
+  static constexpr bool is_positive = false, estimates_exp = true;
 
   /// As those of RandomFeatures. Throws InvalidArgument for a tilt, too.
   explicit TrigonometricFeatures(const FeatureOptions& options) : RandomFeatures<T>(options) {

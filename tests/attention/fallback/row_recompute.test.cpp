@@ -8,6 +8,7 @@
 #include "nprf/feature_map/elu.hpp"
 #include "nprf/feature_map/paper_names.hpp"
 #include "nprf/position/relative.hpp"
+#include "nprf/reference/softmax_attention.hpp"
 #include "support/attention.hpp"
 #include "support/catch.hpp"
 
@@ -17,7 +18,7 @@ namespace {
 
 constexpr Index d = 4, m = 6, d_v = 3;
 
-// so long that all features of a query that do not underflow do so for some key
+// so long that all features of a query that do not underflow do so for its keys
 template <class T>
 Tokens<T> long_tokens(Index n) {
   Tokens<T> x = random_tokens<T>(n, n, d, d_v);
@@ -31,35 +32,36 @@ Tokens<T> long_tokens(Index n) {
 
 }  // namespace
 
-TEST_CASE("rows whose features underflow are recomputed from logarithms as precisely as in double", "[attention]") {
+TEST_CASE("rows whose features underflow are those of exact softmax", "[attention]") {
   const Index n = 30;
-  const Tokens<float> x = long_tokens<float>(n);
-  Tokens<double> exact = random_tokens<double>(n, n, d, d_v);
-  exact.q = x.q.cast<double>(), exact.k = x.k.cast<double>(), exact.v = x.v.cast<double>();
-  const Vector<float> b = random_table<float>(n, 3);
-  const double radius = 30;
+  Tokens<float> x = random_tokens<float>(n, n, d, d_v);
+  const Vector<float> b = random_table<float>(n, 3), w = orf<float>(d, m, 7).projection().row(0);
+  x.q = (x.q / 10).rowwise() + w.transpose(), x.k = (x.k / 10).rowwise() - w.transpose();
+  const Normalization normalization = Normalization::unit(60);
+  const auto in_double = [](const auto& m) { return m.template cast<double>().eval(); };
+  const RelativePosition<double> position(in_double(b));
+  const Matrix<double> softmax = reference::softmax_attention<double>(in_double(x.q), in_double(x.k), in_double(x.v),
+                                                                      position, Direction::causal, normalization);
+  // a near field of all keys has the gradients of softmax
+  const Attention exact(orf<double>(d, m, 7), position,
+                        {.direction = Direction::causal, .normalization = normalization, .near = n});
+  const Matrix<float> dy = normal<float>(n, d_v, 6);
+  Saved<double> exact_saved;
+  exact.forward(in_double(x.q), in_double(x.k), in_double(x.v), exact_saved);
   for (const Engine engine : {Engine::direct, Engine::lanes, Engine::block_causal}) {
-    const AttentionOptions options{Direction::causal, Normalization::unit(radius), engine};
-    const Attention single(PositiveFeatures<float>(orf<float>(d, m, 7).projection()), RelativePosition<float>(b),
-                           options);
-    const Attention in_double(PositiveFeatures<double>(orf<float>(d, m, 7).projection().cast<double>()),
-                              RelativePosition<double>(b.cast<double>()), options);
-    const Matrix<float> dy = normal<float>(n, d_v, 6);
+    const Attention attention(orf<float>(d, m, 7), RelativePosition<float>(b),
+                              {Direction::causal, normalization, engine});
     Saved<float> saved;
-    Saved<double> exact_saved;
     Report report;
-    const Matrix<float> y = single.forward(x.q, x.k, x.v, saved, {.report = &report});
-    const Matrix<double> expected = in_double.forward(exact.q, exact.k, exact.v, exact_saved);
-    CHECK(report.repaired_rows > 10);
-    CHECK(report.indefinite_rows == 0);
-    // the rounding errors of exponents up to 450
-    const double tolerance = 2000 * epsilon<float>;
-    CHECK(worst_ratio(y.cast<double>(), expected, tolerance * x.v.cwiseAbs().maxCoeff()) <= 1);
-    const Gradients<float> g = single.backward(saved, dy);
-    const Gradients<double> h = in_double.backward(exact_saved, dy.cast<double>());
+    const Matrix<float> y = attention.forward(x.q, x.k, x.v, saved, {.report = &report});
+    CHECK((report.repaired_rows == n && report.indefinite_rows == 0));
+    const double tolerance = 4 * 60 * 60 * epsilon<float>;  // of scores
+    CHECK(worst_ratio(in_double(y), softmax, tolerance * x.v.cwiseAbs().maxCoeff()) <= 1);
+    const Gradients<float> g = attention.backward(saved, dy);
+    const Gradients<double> h = exact.backward(exact_saved, in_double(dy));
     // gradients are sums of terms of at least 1, some of which cancel
     const auto near = [&](const Matrix<float>& got, const Matrix<double>& other) {
-      return worst_ratio(got.cast<double>(), other, tolerance * std::max(other.cwiseAbs().maxCoeff(), 1.0)) <= 1;
+      return worst_ratio(in_double(got), other, tolerance * std::max(other.cwiseAbs().maxCoeff(), 1.0)) <= 1;
     };
     CHECK(near(g.queries, h.queries));
     CHECK(near(g.keys, h.keys));
@@ -68,7 +70,33 @@ TEST_CASE("rows whose features underflow are recomputed from logarithms as preci
   }
 }
 
-TEST_CASE("rows from logarithms do not depend on non-finite keys that they do not attend to", "[attention]") {
+TEST_CASE("tiny values do not make a row that of exact softmax", "[attention]") {
+  const Index n = 70;
+  const Tokens<float> x = random_tokens<float>(n, n, d, d_v);
+  const float tiny = 0x1p-124F;
+  const Attention attention(orf<float>(d, m, 7), RelativePosition<float>(random_table<float>(n, 3)),
+                            {.direction = Direction::causal, .engine = Engine::block_causal});
+  Report report;
+  Saved<float> saved, tiny_saved;
+  const Matrix<float> y = attention.forward(x.q, x.k, x.v, saved),
+                      of_tiny = attention.forward(x.q, x.k, tiny * x.v, tiny_saved, {.report = &report}),
+                      without_saved = attention(x.q, x.k, tiny * x.v);
+  CHECK(report.repaired_rows > n / 2);
+  const double tolerance = 50 * epsilon<float> * x.v.cwiseAbs().maxCoeff();
+  CHECK(worst_ratio(Matrix<float>(of_tiny / tiny), y, tolerance) <= 1);
+  CHECK(worst_ratio(Matrix<float>(without_saved / tiny), y, tolerance) <= 1);
+  const Matrix<float> dy = normal<float>(n, d_v, 6);
+  const Gradients<float> g = attention.backward(saved, dy), h = attention.backward(tiny_saved, dy);
+  const auto near = [&](const Matrix<float>& got, const Matrix<float>& other) {
+    return worst_ratio(got, other, 500 * epsilon<float> * std::max(other.cwiseAbs().maxCoeff(), 1.0F)) <= 1;
+  };
+  CHECK(near(h.queries / tiny, g.queries));
+  CHECK(near(h.keys / tiny, g.keys));
+  CHECK(near(h.values, g.values));
+  CHECK(near(h.bias / tiny, g.bias));
+}
+
+TEST_CASE("rows of exact softmax do not depend on non-finite keys that they do not attend to", "[attention]") {
   const Index n = 30, changed_key = 12;
   const Tokens<float> x = long_tokens<float>(n);
   Vector<float> b = random_table<float>(n, 3);
@@ -101,7 +129,7 @@ TEST_CASE("rows from logarithms do not depend on non-finite keys that they do no
     }
 }
 
-TEST_CASE("rows of a map without logarithms are recomputed from its features", "[attention]") {
+TEST_CASE("rows of a map that does not estimate exp are summed in double, from its features", "[attention]") {
   const Index n = 40;
   const Tokens<double> x = random_tokens<double>(n, n, d, d_v);
   const Vector<double> steep = Vector<double>::LinSpaced(2 * n - 1, 40.0 * n, -40.0 * n);

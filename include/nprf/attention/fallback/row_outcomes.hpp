@@ -11,9 +11,9 @@
 
 namespace nprf {
 
-/// What a row of y is: N / D; the same with D <= 0; zeros, since the query attends to no key; NaN; or none of these
-/// yet.
-enum class RowState : char { normalized, indefinite, empty, non_finite, to_recompute };
+/// What a row of y is: N / D; the same with D <= 0; zeros, since the query attends to no key; NaN; none of these yet;
+/// or N / D from its features, recomputed.
+enum class RowState : char { normalized, indefinite, empty, non_finite, to_recompute, recomputed };
 
 /// The state of a row, and the error of its numbers relative to the largest |v| that the query attends to: at most
 /// fft_error + other_error, where other_error is that of a row of condition 1 times `condition` (RowErrorBound).

@@ -27,8 +27,8 @@ namespace nprf {
 /// reduced further until A'_i is at most 1, but not so far that G_i could overflow: if D_i is small because all weights
 /// c[j-i] are small, c[j-i] (G_i.U_j) would underflow beside a large A'_i.
 ///
-/// Rows without a gradient are zero. The rows that were recomputed in double (fallback/row_recompute.hpp) have a zero
-/// G_i but keep their features, and their factor is that of dy alone. Non-finite entries of G affect no scale.
+/// Rows without a gradient are zero. The rows that were summed in double (fallback/row_recompute.hpp) have a zero G_i
+/// but keep their features, and their factor is that of dy alone. Non-finite entries of G affect no scale.
 template <Real T>
 class GradientScaling {
  public:
@@ -112,8 +112,8 @@ class GradientScaling {
       for (Index i = i0; i < i0 + count; ++i)
         if (which(i)) set_gradient(i);
     });
-    for (const Index i : m_saved.recomputed_rows)
-      m_rows[i].has_weights = true, m_rows[i].rounding = toeplitz::Rounding::per_row;
+    for (const std::vector<Index>* rows : {&m_saved.recomputed_rows, &m_saved.softmax_rows})
+      for (const Index i : *rows) m_rows[i].has_weights = true, m_rows[i].rounding = toeplitz::Rounding::per_row;
   }
 
   // G_i, its factor, its size s_i and its denominator, with dy_i divided by a scale of its own

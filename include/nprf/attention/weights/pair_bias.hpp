@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "nprf/core/lag_problem.hpp"
+#include "nprf/core/pack.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/types.hpp"
 
@@ -19,7 +20,7 @@ struct BiasGradient {
 };
 
 /// The bias of every query and key, relative to the largest bias of the query, plus the log-scale of the key
-/// (toeplitz/factors.hpp). -infinity for a key that the query does not attend to.
+/// (toeplitz/factors.hpp), which is finite or -infinity. -infinity for a key that the query does not attend to.
 ///
 /// It is relative because a bias of large magnitude has no digits left for the log-scale.
 template <Real T>
@@ -58,11 +59,18 @@ class PairBias {
       found.bias = std::max(found.bias, m_x.bias_between(i, m_keys.token_index(j)));
     if (one_by_one == m_keys.count() || m_x.largest_bias == never) return found;
     const Index at = queries.slots[i - queries.outside];
-    Index best = -1;
     const auto [begin, end] = reach(i, i);
-    for (Index j = std::max(begin - m_keys.outside, Index{0}); j < end - m_keys.outside; ++j) {
-      const Index k = m_keys.slots[j] - at - m_x.lags.first;
-      if (m_x.log_weights[k] > never && (best < 0 || m_x.log_weights[k] > m_x.log_weights[best])) best = k;
+    const Index first = std::max(begin, m_keys.outside);
+    Index best = -1;
+    if (const Slots& slots = m_keys.slots; !slots.at) {
+      const double* log_weights = m_x.log_weights + (slots.first - m_keys.outside - at - m_x.lags.first);  // by key
+      const double largest = largest_of(log_weights + first, end - first);
+      if (largest > never) best = std::find(log_weights + first, log_weights + end, largest) - m_x.log_weights;
+    } else {
+      for (Index j = first; j < end; ++j) {
+        const Index k = slots.at[j - m_keys.outside] - at - m_x.lags.first;
+        if (m_x.log_weights[k] > never && (best < 0 || m_x.log_weights[k] > m_x.log_weights[best])) best = k;
+      }
     }
     if (best >= 0 && m_x.biases[best] > found.bias) found = {m_x.biases[best], m_x.lags.first + best, false};
     return found;
@@ -74,24 +82,11 @@ class PairBias {
     Index j = j0;
     const Index end = j0 + count, one_by_one = i < queries.outside ? end : std::min(m_keys.outside, end);
     for (; j < one_by_one; ++j) b[j - j0] = m_x.bias_between(i, m_keys.token_index(j)) - from.bias;
-    const Slots& slots = m_keys.slots;
-    if (j < end) {
-      const Index at = queries.slots[i - queries.outside];
-      const auto lag = [&](Index key) { return slots[key - m_keys.outside] - at; };
-      if (m_x.largest_bias == never) {
-        for (; j < end; ++j) b[j - j0] = never;
-      } else if (from.outside) {
-        const double* biases = m_x.biases - m_x.lags.first;
-        for (; j < end; ++j) b[j - j0] = biases[lag(j)] - from.bias;
-      } else if (m_is_narrow) {
-        const double* log_weights = m_x.log_weights - m_x.lags.first;
-        for (const double largest = log_weights[from.lag]; j < end; ++j) b[j - j0] = log_weights[lag(j)] - largest;
-      } else {
-        for (; j < end; ++j) b[j - j0] = m_x.bias_difference(lag(j), from.lag);
-      }
-    }
-    if (!m_log_scales) return;
-    for (j = j0; j < end; ++j) b[j - j0] = b[j - j0] > never ? b[j - j0] + m_log_scales[j] : never;
+    if (m_x.largest_bias == never)
+      std::fill(b + (j - j0), b + count, never);
+    else if (j < end)
+      set_by_lags(queries.slots[i - queries.outside], from, j, end - j, b + (j - j0));
+    if (m_log_scales) add(m_log_scales + j0, count, b);
   }
 
   /// Adds of(k), the gradient of the bias of query i and key j0 + k, for k < count, to that of its lag in `lags`
@@ -116,6 +111,44 @@ class PairBias {
  private:
   static constexpr double never = -std::numeric_limits<double>::infinity();
   static constexpr double few = 512;  // a difference of two log-weights above -few has an error of at most 512 eps
+
+  static double largest_of(const double* x, Index n) {
+    using P = Pack<double>;
+    P most = P::all(never);
+    Index j = 0;
+    for (; j + P::size <= n; j += P::size) most = larger(P::load(x + j), most);
+    double largest = most.largest();
+    for (; j < n; ++j) largest = std::max(largest, x[j]);
+    return largest;
+  }
+
+  // b (count): of a query in slot `at` and the keys from j0 on, which have slots
+  void set_by_lags(Index at, const Largest& from, Index j0, Index count, double* b) const {
+    const Slots& slots = m_keys.slots;
+    const auto index = [&](Index j) { return slots[j - m_keys.outside] - at - m_x.lags.first; };
+    if (!from.outside && !m_is_narrow) {
+      for (Index j = 0; j < count; ++j) b[j] = m_x.bias_difference(index(j0 + j) + m_x.lags.first, from.lag);
+      return;
+    }
+    const double* x = from.outside ? m_x.biases : m_x.log_weights;
+    const double largest = from.outside ? from.bias : x[from.lag - m_x.lags.first];
+    if (slots.at)
+      for (Index j = 0; j < count; ++j) b[j] = x[index(j0 + j)] - largest;
+    else
+      subtract(x + index(j0), largest, count, b);
+  }
+
+  // b = x - from (n)
+  static void subtract(const double* x, double from, Index n, double* b) {
+    using P = Pack<double>;
+    for (Index j = 0; j < n; j += P::size) (P::load(x + j, n - j) - P::all(from)).store(b + j, n - j);
+  }
+
+  // b += x (n)
+  static void add(const double* x, Index n, double* b) {
+    using P = Pack<double>;
+    for (Index j = 0; j < n; j += P::size) (P::load(b + j, n - j) + P::load(x + j, n - j)).store(b + j, n - j);
+  }
 
   const LagProblem<T>& m_x;
   const Placement& m_keys;

@@ -28,15 +28,15 @@ template struct SavedAccess<double, &Saved<double>::m_sequences, &Saved<double>:
 
 }  // namespace detail
 
-/// [items, n_q]  Whether forward recomputed a row, for the items [batch, heads] of a call.
+/// [items, n_q]  Whether forward computed a row by exact softmax, for the items [batch, heads] of a call.
 template <Real T>
-std::vector<char> recomputed_rows(const Saved<T>& saved, Index items, Index n_q) {
+std::vector<char> softmax_rows(const Saved<T>& saved, Index items, Index n_q) {
   std::vector<char> rows(static_cast<std::size_t>(items * n_q), false);
   const std::vector<SavedSequence<T>>& sequences = detail::sequences_of(saved);
   const std::vector<Segment>& segments = detail::segments_of(saved);
   for (std::size_t at = 0; at < sequences.size(); ++at) {
     const Index first = static_cast<Index>(at / segments.size()) * n_q + segments[at % segments.size()].q_begin;
-    for (const Index i : sequences[at].recomputed_rows) rows[static_cast<std::size_t>(first + i)] = true;
+    for (const Index i : sequences[at].softmax_rows) rows[static_cast<std::size_t>(first + i)] = true;
   }
   return rows;
 }
