@@ -62,6 +62,26 @@ double relative_difference(const PlanCase& x, const Attention<F, P>& attention) 
 
 }  // namespace
 
+TEST_CASE("exact pairs keep their digits however far their biases are below the largest of all", "[cuda]") {
+  constexpr Index n = 80;
+  for (const float low : {-1e5f, -1e9f, -1e16f, std::numeric_limits<float>::lowest()})
+    for (const bool has_peak : {false, true}) {
+      Vector<float> table = normal_vector<float>(2 * n - 1, 5);
+      if (has_peak)  // to which the first queries do not attend
+        table[n - 1 - 30] = -low;
+      else  // the first queries attend to no other lags
+        table.segment(n - 20, 20).setConstant(low);
+      for (const auto& [near, sinks] : std::vector<std::pair<Index, Index>>{{0, n}, {n, 0}, {5, n}}) {
+        INFO("low " << low << (has_peak ? ", peak" : "") << ", near " << near << ", sinks " << sinks);
+        const Attention attention(orf<float>(6, 16, 7), RelativePosition<float>(table),
+                                  {.direction = Direction::causal, .near = near, .sinks = sinks});
+        const PlanCase x{{.n_q = n, .n_k = n, .d_v = 5}, {.engine = cuda::Engine::direct, .gradients = true}, 6};
+        CHECK(error(x, attention) <= tolerance);
+        CHECK(relative_difference(x, attention) <= gradient_tolerance);
+      }
+    }
+}
+
 TEST_CASE("attention sinks agree with the CPU's for every engine", "[cuda]") {
   for (const cuda::Engine engine : cuda_engines)
     for (const Direction direction : {Direction::bidirectional, Direction::causal})

@@ -45,6 +45,7 @@ class ExactPlan {
     float *q, *k;            // [z, n_q, d] [z / group, n_k, d]: normalised rows
     float* log_factors;      // [z, n_q]
     double* log_scales;      // [z, n_q]: row i of the sums is in units of exp(log_scale)
+    double* largest_biases;  // [z, n_q]: ExactPairs::largest_biases
     float* near_D;           // [z, n_q]
     bool* is_exact;          // [z, n_q]: rows by exact softmax
     int* rows;               // [z, n_q]: the same as a list
@@ -59,6 +60,7 @@ class ExactPlan {
     arrays.k = scratch.take<float>(z / model.group(), n_k, model.d());
     arrays.log_factors = scratch.take<float>(z, n_q);
     arrays.log_scales = scratch.take<double>(z, n_q);
+    arrays.largest_biases = scratch.take<double>(z, n_q);
     arrays.near_D = scratch.take<float>(z, n_q);
     arrays.is_exact = scratch.take<bool>(z, n_q);
     arrays.rows = scratch.take<int>(z, n_q);
@@ -91,6 +93,7 @@ class ExactPlan {
             rows(arrays.k, model.n_k(), model.group()),
             model.bias(),
             model.weight_bias(),
+            arrays.largest_biases,
             key_mask,
             arrays.sinks};
   }

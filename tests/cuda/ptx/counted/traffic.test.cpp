@@ -195,7 +195,7 @@ struct NearCase {
     return {x.data(), n, channels};
   }
   cuda::ExactPairs pairs() const {
-    return {view(q, d), view(k, d), model.bias(), model.weight_bias(), nullptr, nullptr};
+    return {view(q, d), view(k, d), model.bias(), model.weight_bias(), nullptr, nullptr, nullptr};
   }
   cuda::Sums sums() const { return {N.data(), D.data(), 1, p, n}; }
 

@@ -83,7 +83,7 @@ inline void queue_failing_rows(const FailingRowsTask& task, cudaStream_t stream)
 }
 
 /// Computes the listed rows by exact softmax: N_i becomes y_i and D_i 1, of which scale_i is the logarithm of the sum
-/// of exp(q_i.k_j + b_ij - weight_bias), and the features A_i zero, so that no far pair has a gradient. O(rows n_k (d +
+/// of exp(q_i.k_j + b_ij - max_j b_ij), and the features A_i zero, so that no far pair has a gradient. O(rows n_k (d +
 /// p)).
 template <Storage S, class Feature>
 struct SoftmaxRowsTask {
@@ -135,10 +135,24 @@ __global__ void __launch_bounds__(TileShape::threads) softmax_rows_kernel(Softma
   }
 }
 
+/// Sets the largest bias of each listed row, by one warp. Blocks (rows, z).
+template <int warps>
+__global__ void __launch_bounds__(32 * warps) largest_biases_kernel(ExactPairs pairs, RowList rows) {
+  start_kernel();
+  const int z = static_cast<int>(blockIdx.y), step = static_cast<int>(gridDim.x) * warps;
+  for (int at = static_cast<int>(blockIdx.x * warps + threadIdx.x / 32); at < rows.sizes[z]; at += step)
+    pairs.set_largest_bias(z, rows.of(z)[at]);
+}
+
 /// Queues the rows of `z` matrices, by at least `blocks` blocks, or fewer if these suffice for all rows.
 template <Storage S, class Feature>
 void queue_softmax_rows(const SoftmaxRowsTask<S, Feature>& task, int z, int blocks, cudaStream_t stream) {
   if (task.pairs.q.tokens == 0 || z == 0) return;
+  constexpr int warps = 8;
+  const unsigned row_blocks =
+      std::min(blocks_of<warps>(task.pairs.q.tokens), static_cast<unsigned>((blocks + z - 1) / z));
+  launch("largest biases", largest_biases_kernel<warps>, dim3{row_blocks, static_cast<unsigned>(z), 1},
+         dim3{32 * warps, 1, 1}, 0, stream, task.pairs, task.rows);
   const int others = z * TileShape::column_tiles(task.U.V.channels);
   const int turns = std::min(TileShape::tiles(task.pairs.q.tokens), (blocks + others - 1) / others);
   launch("rows of exact softmax", softmax_rows_kernel<S, Feature>,

@@ -52,7 +52,9 @@ struct FarLogScales {
 ///     N_i <- N_i exp(far_i - scale_i) + sum_near exp(q_i.k_j + b_ij - scale_i) v_j    and D_i with values of 1
 ///
 /// where scale_i is far_i or the largest near exponent, whichever is larger, so that nothing overflows. Where it is the
-/// latter, the features A_i are multiplied by exp(far_i - scale_i) too. O(n_q w (d + p)) for w near keys and sinks.
+/// latter, the features A_i are multiplied by exp(far_i - scale_i) too. If that exponent is below -10^6, its biases
+/// have lost digits of the exponents in their difference from weight_bias: D_i becomes 0, so that the row is one by
+/// exact softmax. O(n_q w (d + p)) for w near keys and sinks.
 template <Storage S, class Feature>
 struct NearSumsTask {
   ExactPairs pairs;
@@ -75,8 +77,9 @@ __device__ __forceinline__ void add_near_row(const NearSumsTask<S, Feature>& tas
   const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(z) * n_q + query;
   const double far = task.far.of(z, n_q, query);
   const bool is_empty = most == minus_infinity, rises = !is_empty && !(most <= far);
-  const float near_factor = is_empty ? 0.0f : rises ? 1.0f : expf(static_cast<float>(most - far));
-  const float far_factor = rises ? expf(static_cast<float>(far - most)) : 1.0f;
+  const bool is_coarse = rises && most < -1e6;
+  const float near_factor = is_empty || is_coarse ? 0.0f : rises ? 1.0f : expf(static_cast<float>(most - far));
+  const float far_factor = is_coarse ? 0.0f : rises ? expf(static_cast<float>(far - most)) : 1.0f;
   // multiplies the parts of `count` far sums, and adds near ones to the first part
   const auto add = [&]<int count>(float* sums, std::ptrdiff_t part_stride, const float(&more)[count]) {
     for (int part = 0; !is_empty && part < (rises ? task.sums.parts : 1); ++part) {

@@ -14,11 +14,13 @@ namespace nprf::cuda {
 
 /// Pairs of queries and keys that have the weights of exact softmax, exp(q_i.k_j + b_ij), of normalised rows. They are
 /// the pairs of the field, near tokens (core/near_lags.hpp) and pairs whose key is a sink, or all pairs of some
-/// queries. Biases are relative to the one at which the weight of a far pair of the query is 1.
+/// queries. Biases of the field are relative to the one at which the weight of a far pair of the query is 1, those of
+/// all pairs of a query to its largest.
 struct ExactPairs {
   Operand<float> q, k;  // (n_q,d) (n_k,d)
   DeviceBias b;
   const double* weight_bias;  // [position]
+  double* largest_biases;     // [z, n_q]: of the rows by exact softmax
   const bool* key_mask;       // [sequence, n_k]: false is padding; null: no padding
   const int2* sink_ranges;    // [sequence], as in SinksTask; null: no sinks
 
@@ -57,12 +59,19 @@ struct ExactPairs {
   /// The bias of a query and a key; -infinity if the query does not attend to the key, or `of_field` and they are no
   /// pair of the field.
   __device__ __forceinline__ double bias(int z, int i, int j, bool of_field) const {
-    const bool is_present = i >= 0 && i < q.tokens && j >= 0 && j < k.tokens &&
-                            !(key_mask && !key_mask[static_cast<std::ptrdiff_t>(z / k.heads) * k.tokens + j]);
-    if (!is_present || (of_field && !b.is_near(i, j) && j >= sinks(z).end)) return minus_infinity;
-    const int head = z % q.heads;
-    const double b_ij = b.between(head, i, j);
-    return b_ij == minus_infinity ? b_ij : b_ij - unit_bias(head, i);
+    if (of_field && !b.is_near(i, j) && j >= sinks(z).end) return minus_infinity;
+    const double b_ij = position_bias(z, i, j);
+    if (b_ij == minus_infinity) return b_ij;
+    return b_ij - (of_field ? unit_bias(z % q.heads, i) : largest_biases[row(z, i)]);
+  }
+
+  /// Sets the largest bias of query i, by the 32 threads of a warp.
+  __device__ __forceinline__ void set_largest_bias(int z, int i) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    double largest = minus_infinity;
+    for (int j = lane; j < k.tokens; j += 32) largest = fmax(largest, position_bias(z, i, j));
+    largest = over_warp<32>(largest, [](double x, double y) { return fmax(x, y); });
+    if (lane == 0) largest_biases[row(z, i)] = largest;
   }
 
   /// The exponent of a pair whose score is s. A NaN becomes +infinity, which makes the sums of the row NaN.
@@ -105,6 +114,15 @@ struct ExactPairs {
   }
 
  private:
+  __device__ __forceinline__ std::ptrdiff_t row(int z, int i) const {
+    return static_cast<std::ptrdiff_t>(z) * q.tokens + i;
+  }
+  // the position's bias; -infinity if the query does not attend to the key
+  __device__ __forceinline__ double position_bias(int z, int i, int j) const {
+    const bool is_present = i >= 0 && i < q.tokens && j >= 0 && j < k.tokens &&
+                            !(key_mask && !key_mask[static_cast<std::ptrdiff_t>(z / k.heads) * k.tokens + j]);
+    return is_present ? b.between(z % q.heads, i, j) : minus_infinity;
+  }
   // the bias at which the weight of a far pair of query i is 1
   __device__ __forceinline__ double unit_bias(int head, int i) const {
     if (b.places.is_grid() && i < b.places.outside) return b.largest_of_border(head, i);
