@@ -3,6 +3,7 @@
 // Rollback, fork, reorder and reset against a twin that keeps all tokens.
 #include <algorithm>
 #include <random>
+#include <sstream>
 #include <utility>
 #include <vector>
 
@@ -10,6 +11,8 @@
 #include "nprf/decoder/decoder.hpp"
 #include "nprf/feature_map/paper_names.hpp"
 #include "nprf/position/alibi.hpp"
+#include "nprf/position/relative.hpp"
+#include "nprf/position/t5.hpp"
 #include "support/catch.hpp"
 #include "support/throws.hpp"
 
@@ -121,6 +124,43 @@ class Storm {
 TEST_CASE("sequences: random calls give the rows of the tokens that are left", "[decoder]") {
   std::uint32_t seed = 1;
   for (const Held& position : positions()) Storm(position, seed++).run(NPRF_TEST_SANITIZED ? 60 : 200);
+}
+
+// what windows weigh must not be in the running sums, which keep the tokens that are taken back
+TEST_CASE("sequences: after a rollback no token is weighed twice", "[decoder]") {
+  using E = double;
+  constexpr Index most = 130, taken_back = 11, later = 20;
+  const auto map = orf<E>(d, 5, 3);
+  const AttentionOptions options{.direction = Direction::causal};
+  Vector<E> falling = random_table<E>(most + later, 4);
+  for (Index l = 0; l < most; ++l) falling[l] = E(0.5) * static_cast<E>(l - most - later);  // a line, the tail
+  for (const HeldPosition<E>& position :
+       {HeldPosition<E>{t5_position<E>(normal_vector<E>(32, 5), Direction::causal, 40).bias()},
+        HeldPosition<E>{RelativePosition<E>(random_table<E>(50, 6)).bias()},
+        HeldPosition<E>{RelativePosition<E>(falling).bias()}}) {
+    const MultiHeadAttention attention(map, position, options);
+    TokenBatch<E> x(1, 1, 1, most + later, d, d_v);
+    const Matrix<E> v = x.v(0, 0),
+                    expected = reference::kernelized_attention(Attention(map, position, options), Matrix<E>(x.q(0, 0)),
+                                                               Matrix<E>(x.k(0, 0)), v);
+    double worst = 0;
+    for (Index n = 40; n <= most; n += 3)
+      for (const Index first_part : {0, 3, 7}) {
+        Decoder decoder(attention, {.rollback = taken_back, .most_tokens = most + later, .windows = {.size = 16}});
+        x.step(decoder, 0, n);
+        std::stringstream file;
+        decoder.save(file);
+        if (n % 2 == 0) decoder.load(file);
+        decoder.rollback(0, first_part), decoder.rollback(0, taken_back - first_part);
+        Report report;
+        x.step(decoder, n - taken_back, taken_back + later, {.report = &report});
+        CHECK(report.failing_rows == 0);
+        worst = std::max(
+            worst, ratio_to_bound<E>(x.y(0, 0).middleRows(n - taken_back, taken_back + later),
+                                     expected.middleRows(n - taken_back, taken_back + later), report.error_bound, v));
+      }
+    CHECK(worst <= 1);
+  }
 }
 
 TEST_CASE("sequences: a fork has the bits of its origin", "[decoder]") {

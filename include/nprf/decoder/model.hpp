@@ -61,11 +61,11 @@ struct StepModel {
     if (!may_convolve) return;
     const FarSignals<T> signals(shape(d_v), !is_positive());
     const Index all = signals.registers() * FarSignals<T>::W;
-    const WindowCosts costs{signals.r, d_v, all, pending(), std::max(near, 4 * (rollback + 1))};
+    const WindowCosts costs{signals.r, d_v, all, bias.reach(), std::max(near, 4 * (rollback + 1))};
     const WindowPlan plan =
         options.size > 0 ? WindowPlan::fixed(options.size) : WindowPlan::cheapest(costs, options.memory);
-    // the tokens since the far end of a window are in the ring
-    if (plan.any() && 2 * plan.largest() <= pending()) windows = WindowModel<T>(plan, signals, bias, pending());
+    // the tokens since the far end of a window are younger than the reach
+    if (plan.any() && 2 * plan.largest() <= bias.reach()) windows = WindowModel<T>(plan, signals, bias);
   }
 
   TokenShape shape(Index d_v) const {

@@ -80,7 +80,7 @@ class StepWeights {
     Index token, slot, count, at;
   };
 
-  // all tokens of the ring, or those that are not in the window's sums
+  // all tokens of the ring, or those that are not in the window's sums: older than the reach, or recent
   void set_runs(const StepModel<T>& model, const TokenRing<T>& ring, Index tokens, Index first, Index far_end) {
     constexpr Index tile = TokenRing<T>::tile;
     if (!m_far) {
@@ -97,7 +97,7 @@ class StepWeights {
       m_runs[m_num_runs++] = {j, s, count, m_slots + s - slot};
       m_slots += slots;
     };
-    ring.for_each_run(first, std::max(first, tokens - model.pending()), add);
+    ring.for_each_run(first, std::max(first, tokens - model.bias.reach()), add);
     ring.for_each_run(m_far->window().far_end(), far_end, add);
   }
   template <class Use>
