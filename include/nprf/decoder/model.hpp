@@ -10,6 +10,7 @@
 #include "nprf/attention/heads_view.hpp"
 #include "nprf/attention/multi_head_attention.hpp"
 #include "nprf/attention/options.hpp"
+#include "nprf/attention/segments.hpp"
 #include "nprf/core/error.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/decoder/online_convolution.hpp"
@@ -91,7 +92,7 @@ class DecoderModel {
  public:
   virtual ~DecoderModel() = default;
 
-  /// MultiHeadAttention::operator().
+  /// MultiHeadAttention::operator(), for tokens of which only CallOptions::lengths exist: later rows are not set.
   virtual void attend(const HeadsView<const T>& q, const HeadsView<const T>& k, const HeadsView<const T>& v,
                       const HeadsView<T>& y, const CallOptions& call) const = 0;
   virtual HeadModels<T> heads() const = 0;
@@ -109,7 +110,7 @@ class DecoderModelOf final : public DecoderModel<typename F::Scalar> {
 
   void attend(const HeadsView<const T>& q, const HeadsView<const T>& k, const HeadsView<const T>& v,
               const HeadsView<T>& y, const CallOptions& call) const override {
-    m_attention(q, k, v, y, call);
+    m_attention.evaluate(q, k, v, y, call, nullptr, Lengths::of_queries_and_keys);
   }
   HeadModels<T> heads() const override { return m_attention.heads(); }
   Index count() const override {
