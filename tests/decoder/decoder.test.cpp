@@ -36,6 +36,36 @@ TEMPLATE_TEST_CASE("steps: features of another kernel", "[decoder]", NPRF_TEST_S
   check_positions(EluFeatures<TestType>(d));
 }
 
+TEST_CASE("steps: a near field, sinks and rollbacks beyond all tokens are those of all tokens", "[decoder]") {
+  using T = float;
+  constexpr Index n = 60, most = std::numeric_limits<Index>::max();
+  Vector<T> window = random_table<T>(20, 3);
+  window.head(4).setConstant(-std::numeric_limits<T>::infinity());
+  for (const HeldPosition<T>& position :
+       {HeldPosition<T>{AlibiPosition<T>(T(0.2)).bias()}, HeldPosition<T>{RelativePosition<T>(window).bias()}}) {
+    struct Sizes {
+      Index near, sinks, rollback, most_tokens;
+    };
+    const auto rows = [&](const Sizes& x) {
+      const AttentionOptions options{.direction = Direction::causal, .near = x.near, .sinks = x.sinks};
+      Decoder decoder(MultiHeadAttention(orf<T>(d, 8, 3), position, options),
+                      {.rollback = x.rollback, .most_tokens = x.most_tokens});
+      TokenBatch<T> tokens(1, 1, 1, n, d, d_v);
+      tokens.step(decoder, 0, n);
+      decoder.rollback(0, n - 5);
+      tokens.step(decoder, 5, n - 5);
+      CHECK(decoder.bytes() < 100000);
+      return tokens.y.values;
+    };
+    const Matrix<T> near = rows({2 * n, 0, n, 2 * n}), sinks = rows({1, 2 * n, n, 2 * n});
+    for (const Index size : {Index{1} << 31, Index{1} << 47, most / 2, most}) {
+      CHECK(same_bits(rows({size, 0, Index{1} << 24, 0}), near));
+      CHECK(same_bits(rows({size, size, Index{1} << 24, size}), near));
+      CHECK(same_bits(rows({1, size, n, 0}), sinks));
+    }
+  }
+}
+
 TEST_CASE("prefill and steps: padding is neither read nor counted", "[decoder]") {
   using T = float;
   constexpr Index heads = 2, n = 20;

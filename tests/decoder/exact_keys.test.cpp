@@ -20,7 +20,8 @@ TEST_CASE("exact keys: sums with the weights of softmax, of sinks and of any par
   v(70, 1) = std::numeric_limits<T>::infinity();
   Vector<T> table = random_table<T>(40, 4);
   table[40 - 3] = -std::numeric_limits<T>::infinity();  // of age 3
-  const StepBias<T> bias(RelativePosition<T>(table).bias().view(), 0, 8, true);
+  StepBias<T> bias(RelativePosition<T>(table).bias().view(), 0, 8, true);
+  bias.reserve(n);
   TokenRing<T> ring({r, d_v, d}, 40);  // 48 slots
   ring.reserve(n);
   SinkTokens<T> sinks(2, d, d_v);

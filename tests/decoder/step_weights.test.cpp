@@ -24,7 +24,8 @@ TEMPLATE_TEST_CASE("step weights: those of the formula", "[decoder]", NPRF_TEST_
   for (const Index near : {0, 5, 40})
     for (const double spread : {1.0, 40.0}) {
       const AttentionOptions options{.direction = Direction::causal, .near = near};
-      const StepModel<T> model(FeatureMapView<T>(map), PositionView<T>(position), options, rollback);
+      StepModel<T> model(FeatureMapView<T>(map), PositionView<T>(position), options, rollback);
+      model.reserve(n);
       const Vector<double> log_scales = spread * normal<double>(n, 1, 5).col(0);
       const Vector<T> features = Vector<T>::Ones(6), value = Vector<T>::Ones(2), key = Vector<T>::Ones(4);
       TokenRing<T> ring(model.shape(2), model.pending() + 1);
@@ -72,8 +73,9 @@ TEMPLATE_TEST_CASE("step weights: those of the formula", "[decoder]", NPRF_TEST_
 TEST_CASE("step weights: a line that rises steeply with the age of keys", "[decoder]") {
   const auto map = orf<float>(4, 6, 1);
   const AlibiPosition<float> position(-20);
-  const StepModel<float> model(FeatureMapView<float>(map), PositionView<float>(position),
-                               {.direction = Direction::causal}, 9);
+  StepModel<float> model(FeatureMapView<float>(map), PositionView<float>(position), {.direction = Direction::causal},
+                         9);
+  model.reserve(9);
   TokenRing<float> ring(model.shape(2), model.pending() + RunningSums<float>::block);
   const RunningSums<float> sums(6, 2);
   const Vector<float> ones = Vector<float>::Ones(6);
@@ -93,8 +95,9 @@ TEST_CASE("step weights: a line that rises steeply with the age of keys", "[deco
 TEST_CASE("step weights: keys with small factors, after a large one has left the ring", "[decoder]") {
   const auto map = orf<float>(4, 6, 1);
   const NoPosition<float> position;
-  const StepModel<float> model(FeatureMapView<float>(map), PositionView<float>(position),
-                               {.direction = Direction::causal}, 9);
+  StepModel<float> model(FeatureMapView<float>(map), PositionView<float>(position), {.direction = Direction::causal},
+                         9);
+  model.reserve(9);
   TokenRing<float> ring(model.shape(2), model.pending() + RunningSums<float>::block);
   ring.reserve(4);
   const Vector<float> ones = Vector<float>::Ones(6);

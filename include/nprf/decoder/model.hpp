@@ -35,12 +35,18 @@ struct StepModel {
   StepModel(const FeatureMapView<T>& map, const PositionView<T>& position, const AttentionOptions& options,
             Index of_rollback, Index of_most_tokens = StepBias<T>::unlimited)
       : features(map, options.normalization),
-        bias(position.bias().view(), options.near, of_rollback + RunningSums<T>::block, map.is_positive(),
-             of_most_tokens),
-        near(options.near),
-        sinks(options.sinks),
+        bias(position.bias().view(), std::min(options.near, of_most_tokens), of_rollback + RunningSums<T>::block,
+             map.is_positive(), of_most_tokens),
+        near(std::min(options.near, of_most_tokens)),
+        sinks(std::min(options.sinks, of_most_tokens)),
         rollback(of_rollback),
         most_tokens(of_most_tokens) {}
+
+  /// Tables for sequences of `tokens` tokens. Throws std::bad_alloc, and then what there was is as before.
+  void reserve(Index tokens) {
+    bias.reserve(tokens);
+    windows.reserve(bias, tokens);
+  }
 
   bool is_positive() const { return features.map().is_positive(); }
   /// Whether rows whose terms cancel are those of exact softmax, as in MultiHeadAttention.
@@ -57,9 +63,7 @@ struct StepModel {
   /// normal, and the table is long enough.
   void set_windows(const WindowOptions& options, Index d_v) {
     windows = {};
-    bool may_convolve = options.size != 0 && bias.has_tail() && bias.spread() <= 80;
-    for (Index age = 0; may_convolve && age < pending(); ++age) may_convolve = bias(age) > StepBias<T>::minus_infinity;
-    if (!may_convolve) return;
+    if (options.size == 0 || !bias.attends_to_all() || bias.spread() > 80) return;
     const FarSignals<T> signals(shape(d_v), !is_positive());
     const Index all = signals.registers() * FarSignals<T>::W;
     const WindowCosts costs{signals.r, d_v, all, bias.reach(), std::max(near, 4 * (rollback + 1))};
