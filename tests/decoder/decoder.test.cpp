@@ -36,6 +36,19 @@ TEMPLATE_TEST_CASE("steps: features of another kernel", "[decoder]", NPRF_TEST_S
   check_positions(EluFeatures<TestType>(d));
 }
 
+// log-scales and scores have no digits beside such a bias
+TEMPLATE_TEST_CASE("steps: queries that attend by biases far below the largest alone", "[decoder]", NPRF_TEST_SCALARS) {
+  using T = TestType;
+  for (const double low : {-1e5, -1e9, -1e30}) {
+    Vector<T> table = T(0.5) * random_table<T>(30, 3);
+    table.segment(30 - 9, 10).setConstant(static_cast<T>(low));  // of the last 10 keys, which are all
+    const HeldPosition<T> position{RelativePosition<T>(table).bias()};
+    check(orf<T>(d, 12, 3), position, 10, {.normalization = Normalization::none()});
+    check(orf<T>(d, 12, 3), position, 10, {.near = 4});
+    check(orf<T>(d, 12, 3), position, 10, {.near = 4, .sinks = 3});
+  }
+}
+
 TEST_CASE("steps: a near field, sinks and rollbacks beyond all tokens are those of all tokens", "[decoder]") {
   using T = float;
   constexpr Index n = 60, most = std::numeric_limits<Index>::max();

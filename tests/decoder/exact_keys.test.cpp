@@ -41,7 +41,8 @@ TEST_CASE("exact keys: sums with the weights of softmax, of sinks and of any par
       Vector<double> N = Vector<double>::Zero(d_v);
       double D = 0, expected_largest = -infinity, largest_value = 0;
       for (Index i = far_sinks > 0 ? 0 : first; i < tokens; i = i + 1 == far_sinks ? first : i + 1) {
-        const double exponent = q.row(0).dot(k.row(i)) + bias(tokens - 1 - i) - 0.5, w = std::exp(exponent - reference);
+        const double exponent = q.row(0).dot(k.row(i)) + bias(tokens - 1 - i) - bias.largest(tokens) - 0.5,
+                     w = std::exp(exponent - reference);
         expected_largest = std::max(expected_largest, exponent);
         D += w;
         if (static_cast<T>(w) > 0) largest_value = std::max(largest_value, static_cast<double>(i * 37 % 90));

@@ -106,6 +106,24 @@ TEST_CASE("step bias: whether queries attend to all keys", "[decoder]") {
   CHECK_FALSE(attends_to_all(window));
 }
 
+TEST_CASE("step bias: the largest bias of a query", "[decoder]") {
+  const auto check = [](const auto& position) {
+    const StepBias<T> b(position.bias().view(), 12, 6, false);
+    double largest = -infinity;
+    for (Index tokens = 1; tokens < 40; ++tokens) {
+      largest = std::max(largest, b(tokens - 1));
+      CHECK(b.largest(tokens) == largest);
+    }
+  };
+  Vector<T> table = random_table<T>(9, 3), late = table;
+  late.tail(13).setConstant(-std::numeric_limits<T>::infinity());  // keys less than 3 tokens before
+  check(RelativePosition<T>(table));
+  check(RelativePosition<T>(late));
+  check(NoPosition<T>());
+  check(AlibiPosition<T>(0.5f));
+  check(AlibiPosition<T>(-0.5f));
+}
+
 TEST_CASE("step bias: weights of the table, and their spread", "[decoder]") {
   StepBias<T> falling(AlibiPosition<T>(0.5f).bias().view(), 0, 9, true);
   const StepBias<T> rising(AlibiPosition<T>(-0.5f).bias().view(), 0, 9, true);

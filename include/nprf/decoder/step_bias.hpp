@@ -84,6 +84,14 @@ class StepBias {
   /// The stored biases of the ages age, age - 1, ..., 0.
   const double* from(Index age) const { return m_reversed.data() + (m_stored - 1 - age); }
 
+  /// The largest bias of a query that has `tokens` keys, its own included. Beside a log-scale, only a bias relative to
+  /// it leaves digits for the log-scale.
+  double largest(Index tokens) const {
+    const double of_table =
+        m_table > 0 ? m_largest[static_cast<std::size_t>(std::min(tokens, m_table) - 1)] : minus_infinity;
+    return tokens > m_table ? std::max({of_table, line(m_table), line(tokens - 1)}) : of_table;
+  }
+
   /// How far finite biases are below 0, of all ages that may be stored; infinity if one is above 0, as on a line that
   /// rises with the age.
   double spread() const { return m_spread; }
@@ -136,6 +144,8 @@ class StepBias {
     };
     std::ranges::for_each(m_reversed, add);
     add(line(m_table)), add(line(m_most - 1));
+    for (Index age = 0; age < m_table; ++age)
+      m_largest.push_back(std::max((*this)(age), age > 0 ? m_largest.back() : minus_infinity));
     while (m_first_attended < m_table && (*this)(m_first_attended) == minus_infinity) ++m_first_attended;
     m_attends_to_all = m_has_tail && std::ranges::find(m_reversed, minus_infinity) == m_reversed.end();
   }
@@ -144,6 +154,7 @@ class StepBias {
   bool m_has_tail = false, m_attends_to_all = false;
   double m_after_table = 0, m_slope = 0, m_deviation = 0;
   double m_spread = 0;
+  std::vector<double> m_largest;      // (table)  of the ages up to each
   std::vector<double> m_reversed;     // (stored)  the biases of the ages stored - 1, ..., 0
   std::vector<T> m_reversed_weights;  // (stored)  their exponentials
 };
