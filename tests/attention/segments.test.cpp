@@ -36,6 +36,21 @@ TEST_CASE("an array that is not packed is one sequence", "[attention]") {
   }
 }
 
+TEST_CASE("if lengths are those of queries too, each sequence of the batch is one of its length", "[attention]") {
+  std::vector<Segment> found;
+  const Lengths lengths{4, 0, 9, 4};
+  const CallOptions call{.lengths = lengths};
+  CHECK(differ_by_sequence(call, nprf::Lengths::of_queries_and_keys));
+  CHECK_FALSE(differ_by_sequence(call, nprf::Lengths::of_keys));
+  CHECK_FALSE(differ_by_sequence({}, nprf::Lengths::of_queries_and_keys));
+  find_segments(call, 4, 9, 9, found, nprf::Lengths::of_queries_and_keys);
+  REQUIRE(found.size() == 4);
+  for (std::size_t b = 0; b < 4; ++b) check_segment(found[b], 0, lengths[b], 0, lengths[b]);
+  find_segments({}, 4, 9, 9, found, nprf::Lengths::of_queries_and_keys);
+  REQUIRE(found.size() == 1);
+  check_segment(found[0], 0, 9, 0, 9);
+}
+
 TEST_CASE("packed sequences are the ranges between cumulative lengths, without empty ones", "[attention]") {
   const Lengths q{0, 4, 4, 9}, k{0, 1, 7, 7};
   const std::vector<Segment> self = segments({.cumulative_lengths = q}, 2, 9, 9);

@@ -71,6 +71,22 @@ TEMPLATE_TEST_CASE("a dot product by packs has the same bits at any address", "[
   }
 }
 
+TEMPLATE_TEST_CASE("whether all entries of a row are finite", "[core]", NPRF_TEST_SCALARS) {
+  using Limits = std::numeric_limits<TestType>;
+  CHECK(all_finite<TestType>(nullptr, 0));
+  for (const Index d : {1, 3, 16, 37})
+    for (Index at = 0; at < d; ++at) {
+      Vector<TestType> x = Vector<TestType>::Constant(d, Limits::max());
+      x[at] = Limits::denorm_min();
+      CHECK(all_finite(x.data(), d));
+      for (const TestType bad : {Limits::quiet_NaN(), Limits::infinity(), -Limits::infinity()}) {
+        x[at] = bad;
+        CHECK_FALSE(all_finite(x.data(), d));
+        CHECK(all_finite(x.data(), at));
+      }
+    }
+}
+
 TEMPLATE_TEST_CASE("larger ignores a NaN, and larger_or_nan propagates it", "[core]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Vector<T> a = normal_vector<T>(W<T>, 1);

@@ -72,6 +72,28 @@ TEST_CASE("non-finite: the same rows and columns as of the attention", "[decoder
         }
 }
 
+TEST_CASE("non-finite: a query or a key whose features do not depend on it", "[decoder]") {
+  const QuadraticFeatures<T> constant(d, {});  // one feature
+  for (const Index near : {0, 6})
+    for (const Held& position : positions())
+      for (const bool is_query : {true, false})
+        for (const bool is_prefill : {true, false}) {
+          const MultiHeadAttention attention(constant, position, {.direction = Direction::causal, .near = near});
+          TokenBatch<T> x(1, 2, 1, n, d, d_v);
+          (is_query ? x.q : x.k)(0, 0)(bad, 1) = is_prefill ? std::numeric_limits<T>::quiet_NaN() : T(infinity);
+          Decoder decoder(attention);
+          is_prefill ? x.prefill(decoder, 0, n) : x.step(decoder, 0, n);
+          for (Index h = 0; h < 2; ++h)
+            for (Index i = 0; i < n; ++i) {
+              const bool depends = is_query
+                                       ? h == 0 && i == bad
+                                       : i >= bad && position.bias()[bad - i] > -std::numeric_limits<T>::infinity();
+              CHECK(x.y(0, h).row(i).array().isNaN().all() == depends);
+              CHECK(x.y(0, h).row(i).allFinite() == !depends);
+            }
+        }
+}
+
 TEST_CASE("non-finite: a rollback or a reset removes a token", "[decoder]") {
   for (const Held& position : positions()) {
     const MultiHeadAttention attention(orf<T>(d, 8, 1), position, {.direction = Direction::causal});

@@ -97,7 +97,7 @@ TEST_CASE("save: a file of another decoder is refused", "[decoder]") {
   of_other_version(std::uint64_t{2});
   std::ostringstream other_version;
   of_other_version.write(other_version);
-  check_invalid([&] { load(decoder, other_version.str()); }, {"version 3", "got 2"});
+  check_invalid([&] { load(decoder, other_version.str()); }, {"version 4", "got 2"});
   std::ostringstream full;
   full.setstate(std::ios::badbit);
   check_invalid([&] { decoder.save(full); }, {"stream", "fails"});

@@ -20,7 +20,8 @@ TEST_CASE("exact keys: sums with the weights of softmax, of sinks and of any par
   v(70, 1) = std::numeric_limits<T>::infinity();
   Vector<T> table = random_table<T>(40, 4);
   table[40 - 3] = -std::numeric_limits<T>::infinity();  // of age 3
-  const StepBias<T> bias(RelativePosition<T>(table).bias().view(), 0, 8, true);
+  StepBias<T> bias(RelativePosition<T>(table).bias().view(), 0, 8, true);
+  bias.reserve(n);
   TokenRing<T> ring({r, d_v, d}, 40);  // 48 slots
   ring.reserve(n);
   SinkTokens<T> sinks(2, d, d_v);
@@ -40,7 +41,8 @@ TEST_CASE("exact keys: sums with the weights of softmax, of sinks and of any par
       Vector<double> N = Vector<double>::Zero(d_v);
       double D = 0, expected_largest = -infinity, largest_value = 0;
       for (Index i = far_sinks > 0 ? 0 : first; i < tokens; i = i + 1 == far_sinks ? first : i + 1) {
-        const double exponent = q.row(0).dot(k.row(i)) + bias(tokens - 1 - i) - 0.5, w = std::exp(exponent - reference);
+        const double exponent = q.row(0).dot(k.row(i)) + bias(tokens - 1 - i) - bias.largest(tokens) - 0.5,
+                     w = std::exp(exponent - reference);
         expected_largest = std::max(expected_largest, exponent);
         D += w;
         if (static_cast<T>(w) > 0) largest_value = std::max(largest_value, static_cast<double>(i * 37 % 90));

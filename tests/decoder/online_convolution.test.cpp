@@ -46,7 +46,7 @@ struct Case {
   }
 
   StepBias<T> bias{RelativePosition<T>(random_table<T>(300, 3)).bias().view(), 0, 0, false};
-  WindowModel<T> model{WindowPlan::fixed(M), FarSignals<T>({r, d_v, 0}, false), bias, 290};
+  WindowModel<T> model{WindowPlan::fixed(M), FarSignals<T>({r, d_v, 0}, false), bias};
   Matrix<T> B = normal<T>(n, r, 1).array().exp(), v = normal<T>(n, d_v, 2);
   TokenRing<T> ring{{r, d_v, 0}, n};
   Workspace scratch;

@@ -26,7 +26,8 @@ template <class F, class P>
 Report last_row(const F& map, const P& position, AttentionOptions options, const Matrix<T>& q, const Matrix<T>& k,
                 const Matrix<T>& v, Vector<T>& y) {
   options.direction = Direction::causal;
-  const StepModel<T> model(FeatureMapView<T>(map), PositionView<T>(position), options, 0);
+  StepModel<T> model(FeatureMapView<T>(map), PositionView<T>(position), options, 0);
+  model.reserve(k.rows());
   HeadState<T> state(model, d_v);
   Workspace scratch;
   state.reserve(model, k.rows());

@@ -31,11 +31,12 @@ enum class Kind {
   later,
   repeat,
   thrown,
-  cancelled
+  cancelled,
+  tokens
 };
-inline constexpr std::array kind_names{"y",          "saved y",      "bound",  "empty rows", "indefinite rows",
-                                       "dq",         "dk",           "dv",     "db",         "zero",
-                                       "not finite", "later tokens", "repeat", "thrown",     "cancelled"};
+inline constexpr std::array kind_names{
+    "y",  "saved y", "bound",      "empty rows",   "indefinite rows", "dq",     "dk",        "dv",
+    "db", "zero",    "not finite", "later tokens", "repeat",          "thrown", "cancelled", "tokens"};
 inline constexpr std::size_t num_kinds = kind_names.size();
 
 struct Failure {
@@ -52,18 +53,29 @@ struct Tally {
   double largest_gradient_bound = 0;               // relative to what is allowed if none is reported
 };
 
+/// What Report::error_bound is at most, of positive features.
+template <Real T>
+double largest_bound(const Case& c, const Truth& truth) {
+  const double eps = static_cast<double>(std::numeric_limits<T>::epsilon()), R = static_cast<double>(truth.longest_row),
+               largest_bias = static_cast<double>(truth.largest_bias);
+  const double usual = sizeof(T) == 4 ? 1e-4 : 1e-10, tolerance = c.tolerance > 0 ? c.tolerance : usual;
+  const double features = (tolerance + usual) / 2 + 4 * eps * R * (R + static_cast<double>(truth.longest_w)) +
+                          1e-15 * std::min(largest_bias, 400.0);
+  if (!c.has_exact_pairs() && std::ranges::count(truth.is_softmax, true) == 0) return features;
+  // of scores of d channels and of biases, whose weights are not negligible
+  const double d = static_cast<double>(c.d), of_products = std::min(d, 1.5 * std::sqrt(d) + d / 8),
+               largest_exponent = sizeof(T) == 4 ? 104 : 745;
+  return features + eps * (R * R * (1 + of_products / 2) + std::min(2 * largest_bias, largest_exponent));
+}
+
 template <Real T>
 class Checker {
  public:
   using Limits = std::numeric_limits<T>;
 
-  Checker(const Inputs<T>& x, const Truth& truth, Tally& tally) : m(x), m_truth(truth), m_tally(tally) {
-    const double eps = static_cast<double>(Limits::epsilon()), R = static_cast<double>(truth.longest_row);
-    const double usual = sizeof(T) == 4 ? 1e-4 : 1e-10, tolerance = x.c.tolerance > 0 ? x.c.tolerance : usual;
-    m_allowed = (tolerance + usual) / 2 + 4 * eps * R * (R + static_cast<double>(truth.longest_w)) +
-                1e-15 * std::min(static_cast<double>(truth.largest_bias), 400.0);
-    if (x.c.has_exact_pairs() || std::ranges::count(truth.is_softmax, true) > 0)
-      m_allowed += error_of_exact_pairs(eps, R);
+  Checker(const Inputs<T>& x, const Truth& truth, Tally& tally)
+      : m(x), m_truth(truth), m_tally(tally), m_allowed(largest_bound<T>(x.c, truth)) {
+    const double eps = static_cast<double>(Limits::epsilon());
     m_all_rows = std::ranges::all_of(x.is_checked, [](char is) { return is; });
     m_allowed_gradient =
         3 * (m_allowed + static_cast<double>(std::max(x.c.n_q, x.c.n_k)) * eps) * static_cast<double>(truth.condition);
@@ -85,14 +97,6 @@ class Checker {
 
  private:
   static constexpr Exact smallest = Limits::min(), largest = Limits::max();
-
-  // of scores of d channels and of biases, whose weights are not negligible
-  double error_of_exact_pairs(double eps, double R) const {
-    const double d = static_cast<double>(m.c.d), of_products = std::min(d, 1.5 * std::sqrt(d) + d / 8),
-                 largest_exponent = sizeof(T) == 4 ? 104 : 745;
-    return eps *
-           (R * R * (1 + of_products / 2) + std::min(2 * static_cast<double>(m_truth.largest_bias), largest_exponent));
-  }
 
   // stores the worst failure of each kind
   void fail(Kind kind, double error, double bound, const std::string& where) {

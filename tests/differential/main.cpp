@@ -6,10 +6,10 @@
 //     nprf_search SECONDS [SEED] [--keep-going]    cases of the seeds SEED, SEED + 1, ...; 0 seconds: only of SEED
 //
 // After each of these come a case with a near field or a series, of SEED + first_seed_of_softmax_pairs, one with
-// attention sinks, of SEED + first_seed_of_sinks, and one with biases far from each other, of SEED +
-// first_seed_of_far_biases.
-// It stops at 20 failed cases, unless --keep-going is given. The seeds of failures become regression tests
-// (search.hpp).
+// attention sinks, of SEED + first_seed_of_sinks, one with biases far from each other, of SEED +
+// first_seed_of_far_biases, and lives of decoders (random_life.hpp) for as long as these took, of seeds from
+// first_seed_of_lives + SEED on; a SEED of lives gives lives alone. It stops at 20 failed cases, unless --keep-going is
+// given. The seeds of failures become regression tests (search.hpp).
 
 #include <algorithm>
 #include <chrono>
@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "differential/random_case.hpp"
+#include "differential/random_life.hpp"
 #include "differential/search.hpp"
 
 namespace {
@@ -30,35 +31,51 @@ using namespace nprf;
 using namespace nprf::test::differential;
 
 struct Found {
-  std::uint64_t cases = 0, failed_cases = 0, runs = 0, failures = 0;
+  std::uint64_t cases = 0, lives = 0, failed_cases = 0, runs = 0, failures = 0;
   std::map<std::string, std::uint64_t> by_engine;  // "engine kind"
   Tally tally;
 };
 
-void search(std::uint64_t seed, Found& found) {
+// adds the failures of a case by an engine or by a decoder, and prints them as one line
+void add(const std::vector<Failure>& failures, const std::string& by, const Case& c, const std::string& name,
+         Found& found) {
+  std::cout << "nprf_search 0 " << c.seed << "    " << by;
+  for (const Failure& f : failures) {
+    ++found.failures;
+    const char* kind = kind_names[static_cast<std::size_t>(f.kind)];
+    ++found.by_engine[by.substr(0, by.find(' ')) + " " + kind +
+                      (c.non_finite_in == NonFiniteIn::none ? "" : " with non-finite inputs")];
+    std::cout << ", " << kind << " of " << f.where << " off by " << f.error << " (bound " << f.bound << ")";
+  }
+  std::cout << ": " << name << "\n";
+}
+
+void search_case(std::uint64_t seed, Found& found) {
   const Case c = random_case(seed);
   ++found.cases;
   found.runs += engines_of(c).size();
   const std::vector<FailedEngine> all = failed_engines(c, found.tally);
   found.failed_cases += !all.empty();
   for (const FailedEngine& by : all) {
-    std::cout << "nprf_search 0 " << seed << "    " << name(by.requested);
-    if (by.used != by.requested) std::cout << " (" << name(by.used) << ")";
-    for (const Failure& f : by.failures) {
-      ++found.failures;
-      const char* kind = kind_names[static_cast<std::size_t>(f.kind)];
-      ++found.by_engine[std::string(name(by.requested)) + " " + kind +
-                        (c.non_finite_in == NonFiniteIn::none ? "" : " with non-finite inputs")];
-      std::cout << ", " << kind << " of " << f.where << " off by " << f.error << " (bound " << f.bound << ")";
-    }
-    std::cout << ": " << c.name() << "\n";
+    std::string engine(name(by.requested));
+    if (by.used != by.requested) engine += " (" + std::string(name(by.used)) + ")";
+    add(by.failures, engine, c, c.name(), found);
   }
+}
+
+void search_life(std::uint64_t seed, Found& found) {
+  const Life life = random_life(seed);
+  ++found.lives;
+  const std::vector<Failure> failures = failures_of(life, found.tally);
+  found.failed_cases += !failures.empty();
+  if (!failures.empty()) add(failures, "decoder", life.of, life.name(), found);
 }
 
 void print(const Found& found, double seconds) {
   const Tally& t = found.tally;
-  std::cout << found.cases << " cases (" << static_cast<double>(found.cases) / seconds << " a second), " << found.runs
-            << " runs, " << t.rows << " rows, " << t.gradients << " gradients, " << t.ill_conditioned_rows
+  std::cout << found.cases << " cases and " << found.lives << " lives ("
+            << static_cast<double>(found.cases + found.lives) / seconds << " a second), " << found.runs << " runs, "
+            << t.rows << " rows, " << t.gradients << " gradients, " << t.ill_conditioned_rows
             << " ill-conditioned rows, " << t.softmax_rows << " by exact softmax beside " << t.mixed_rows
             << " with exact pairs or a series, " << t.unrepresentable << " too large; errors up to";
   for (const Kind kind : {Kind::y, Kind::saved_y, Kind::dq, Kind::dk, Kind::dv, Kind::db})
@@ -89,13 +106,27 @@ int main(int argc, char** argv) {
   const Clock::time_point start = Clock::now();
   const double seconds = std::atof(words[0].c_str());
   const auto passed = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
-  std::uint64_t seed = words.size() > 1 ? std::stoull(words[1]) : 1;
+  const std::uint64_t first = words.size() > 1 ? std::stoull(words[1]) : 1;
+  const bool is_of_all = seconds > 0 && first < first_seed_of_softmax_pairs;
   Found found;
+  double of_lives = 0;  // seconds
+  const auto next_life = [&] {
+    const double begin = passed();
+    search_life(is_of_all ? first_seed_of_lives + first + found.lives : first + found.lives, found);
+    of_lives += passed() - begin;
+  };
+  std::uint64_t seed = first;
   do {
-    search(seed, found);
-    if (seconds > 0 && seed < first_seed_of_softmax_pairs)
-      for (const std::uint64_t first : {first_seed_of_softmax_pairs, first_seed_of_sinks, first_seed_of_far_biases})
-        search(first + seed, found);
+    if (first >= first_seed_of_lives) {
+      next_life();
+      continue;
+    }
+    search_case(seed, found);
+    if (is_of_all) {
+      for (const std::uint64_t band : {first_seed_of_softmax_pairs, first_seed_of_sinks, first_seed_of_far_biases})
+        search_case(band + seed, found);
+      while (2 * of_lives < passed() && (keep_going || found.failed_cases < 20)) next_life();
+    }
     ++seed;
   } while (passed() < seconds && (keep_going || found.failed_cases < 20));
   print(found, passed());

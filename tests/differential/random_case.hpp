@@ -120,7 +120,7 @@ inline constexpr std::uint64_t first_seed_of_softmax_pairs = std::uint64_t{1} <<
 /// From this one on with attention sinks.
 inline constexpr std::uint64_t first_seed_of_sinks = std::uint64_t{1} << 41;
 /// From this one on with biases far from each other; most with exact pairs, some with other tolerances.
-inline constexpr std::uint64_t first_seed_of_far_biases = std::uint64_t{1} << 42;
+inline constexpr std::uint64_t first_seed_of_far_biases = std::uint64_t{3} << 40;
 
 /// A random case; the same seed gives the same case on every platform.
 inline Case random_case(std::uint64_t seed) {

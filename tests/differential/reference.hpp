@@ -222,10 +222,13 @@ class Sequence {
     }
     at(m_truth.y_size, m_first_q + i) = largest;
     at(m_truth.y_condition, m_first_q + i) = D > 0 ? size / D : -minus_infinity;
-    if (!finite)
+    if (!finite) {
       kind = Row::non_finite;
-    else if (!(D > 0) || size > worst_condition * D)
+      // also of features that do not depend on what is not finite
+      if (!m_has_weights) std::fill_n(y, m.d_v, std::numeric_limits<Exact>::quiet_NaN());
+    } else if (!(D > 0) || size > worst_condition * D) {
       kind = Row::ill_conditioned;
+    }
     if (kind == Row::ill_conditioned) std::fill_n(m.dy.begin() + (m_first_q + i) * m.d_v, m.d_v, Exact(0));
     const Exact* dy = m.dy.data() + (m_first_q + i) * m.d_v;
     const bool dy_finite = std::all_of(dy, dy + m.d_v, [](Exact x) { return std::isfinite(x); });
@@ -305,7 +308,7 @@ class Sequence {
     const Exact of_features =
         m.replaces_cancelled_rows() ? m_queries.exponent[i] - std::log(m_queries.num_random()) : 0;
     const RowBias bias(m_model.bias, i, m.offset, m_at.keys);
-    Exact largest_bias = minus_infinity;
+    Exact largest_bias = minus_infinity, most = minus_infinity;
     Index before = 0;  // keys that take part
     for (Index j = 0; j < m_at.keys; ++j) {
       const bool is_sink =
@@ -316,14 +319,11 @@ class Sequence {
         m_truth.largest_bias = std::max(m_truth.largest_bias, std::abs(pair.bias + bias.common_offset()));
       if (!m.may_attend(m_b, m_at, i, j)) continue;
       const bool is_exact = is_softmax || is_sink || bias.is_near(j, m.near);
-      const Exact exponent = is_exact ? score(i, j) : of_features + m_keys.exponent[j];
       largest_bias = std::max(largest_bias, pair.bias);
-      m_terms.push_back({j, pair, exponent, 0, 0, is_exact});
+      m_terms.push_back({j, pair, is_exact ? score(i, j) : of_features + m_keys.exponent[j], 0, 0, is_exact});
     }
-    // biases first, so that large ones leave the exponents their digits
-    Exact most = minus_infinity;
     for (Term& t : m_terms) {
-      t.factor += t.pair.bias - largest_bias;
+      t.factor += t.pair.bias - largest_bias;  // of which a bias of large magnitude would leave no digits
       if (t.factor > most) most = t.factor;
     }
     const Index r = m_keys.phi.cols();

@@ -6,6 +6,7 @@
 
 #include "differential/case.hpp"
 #include "differential/check.hpp"
+#include "differential/life.hpp"
 #include "nprf/core/engine.hpp"
 
 namespace nprf::test::differential {
@@ -24,6 +25,12 @@ inline constexpr std::uint64_t regression_seeds_of_softmax_pairs[] = {
     13, 21, 456, 815, 830, 871, 960, 1066, 1392, 10990, 11560, 12236, 12883, 14834, 15022, 19021, 23839, 24441, 106905,
 };
 
+/// The same of lives of decoders, counted from first_seed_of_lives.
+inline constexpr std::uint64_t regression_seeds_of_lives[] = {
+    283,  352,  472,  605,  730,  959,    1006,   1012,   1263,   1276,
+    1378, 1646, 1833, 2001, 2195, 100073, 100828, 200043, 200056, 200437,
+};
+
 /// The failures of a case with one engine.
 struct FailedEngine {
   Engine requested, used;
@@ -34,5 +41,8 @@ std::vector<Engine> engines_of(const Case& c);
 
 /// The engines with which a case fails.
 std::vector<FailedEngine> failed_engines(const Case& c, Tally& tally);
+
+/// The failures of a life of a decoder, of each kind the worst.
+std::vector<Failure> failures_of(const Life& life, Tally& tally);
 
 }  // namespace nprf::test::differential

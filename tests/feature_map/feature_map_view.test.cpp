@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/feature_map/feature_map_view.hpp"
 
+#include <limits>
 #include <type_traits>
 
+#include "nprf/core/pack.hpp"
 #include "nprf/feature_map/elu.hpp"
 #include "nprf/feature_map/paper_names.hpp"
 #include "nprf/feature_map/positive.hpp"
+#include "nprf/feature_map/taylor.hpp"
 #include "nprf/feature_map/trigonometric.hpp"
 #include "support/catch.hpp"
 #include "support/error.hpp"
@@ -153,6 +156,34 @@ TEST_CASE("a map may write queries in place and return keys", "[feature_map]") {
   CHECK((phi.array() == data.x(0, 0) * data.scale[0]).all());
   view.keys(data.x, data.factors(), phi, data.team);
   CHECK(same_bits(phi, map.keys(data.xs)));
+}
+
+TEST_CASE("features of a row that is not finite are NaN, also those that do not depend on it", "[feature_map]") {
+  constexpr double nan = std::numeric_limits<double>::quiet_NaN(), infinity = std::numeric_limits<double>::infinity();
+  Data data;
+  data.x(3, 1) = nan, data.x(140, 2) = infinity, data.x(149, 0) = -infinity;
+  const auto check = [&](const auto& map) {
+    const FeatureMapView<double> view = map;
+    Matrix<double> phi(n, map.output_dim());
+    Vector<double> log_factors(n);
+    const auto check_rows = [&](const auto& features) {
+      phi.setZero();
+      features();
+      Index wrong = 0;
+      for (Index i = 0; i < n; ++i)
+        wrong += all_finite(data.x.row(i).data(), d) ? !phi.row(i).allFinite() : !phi.row(i).array().isNaN().all();
+      CHECK(wrong == 0);
+    };
+    check_rows([&] { view.queries(data.x, data.factors(), phi, data.team); });
+    check_rows([&] { view.keys(data.x, data.factors(), phi, data.team); });
+    if (!view.has_log_factors()) return;
+    check_rows([&] { view.with_log_factors(data.x, data.factors(), phi, log_factors.data(), data.team); });
+    check_rows([&] { view.keys_with_log_factors(data.x, data.factors(), phi, log_factors.data(), data.team); });
+  };
+  check(Powers());
+  check(EluFeatures<double>(d));
+  check(orf<double>(d, 5, 7));
+  check(QuadraticFeatures<double>(d, {}));  // one feature, a constant
 }
 
 TEST_CASE("a view of a feature map releases its scratch memory", "[feature_map]") {

@@ -74,6 +74,8 @@ const std::vector<Kind>& kinds() {
     std::vector<Kind> made;
     made.emplace_back(map, alibi, 0, 0, options);
     made.emplace_back(map, t5, 5, 2, options);
+    constexpr Index most = std::numeric_limits<Index>::max();
+    made.emplace_back(map, t5, most, most, DecoderOptions{.batch = batch, .rollback = Index{1} << 24});
     made.emplace_back(TaylorFeatures<T>({.input_dim = d}), t5, 3, 0, options);
     made.emplace_back(map, dense, 0, 0, options);
     made.emplace_back(map, dense, 0, 0, DecoderOptions{.batch = batch, .rollback = 2, .windows = {.size = 16}});

@@ -8,20 +8,13 @@
 
 #include "nprf/attention/attention.hpp"
 #include "support/features_tolerance.hpp"
+#include "support/held_position.hpp"
 #include "support/instances.hpp"
 #include "support/product.hpp"
 #include "support/random.hpp"
 #include "support/threads.hpp"
 
 namespace nprf::test {
-
-/// A user's own position with any bias.
-template <Real T>
-struct HeldPosition {
-  using Scalar = T;
-  const LagBias<T>& bias() const { return held; }
-  LagBias<T> held;
-};
 
 template <Real T>
 struct Tokens {

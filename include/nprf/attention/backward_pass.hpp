@@ -39,8 +39,9 @@ struct SequenceGradients {
 ///     recompute_rows           adds the shares of the rows that forward recomputed from features
 ///     add_exact_pairs          adds the shares of attention sinks, of the near field and of the rows by exact softmax
 ///     add_bias_gradients       db, multiplied by the scale
+///     compute_input_gradients  dq and dk
 ///     propagate                the non-finite entries of G to the gradients that depend on them
-///     compute_input_gradients  dq, dk and dv
+///     write_key_gradients      dk and dv, with zeros for padding
 template <Real T>
 class BackwardPass {
  public:
@@ -79,8 +80,11 @@ class BackwardPass {
     if (!m_saved.recomputed_rows.empty()) recompute_rows(scaled);
     if (has_exact_pairs()) add_exact_pairs(scaled);
     add_bias_gradients(scaled, db);
-    m_non_finite.propagate(m_dA, m_dB, m_dU, db, m_team);
-    compute_input_gradients(out);
+    auto compact = m_workspace.template matrix<T>(has_gaps(out) ? m_n_k : 0, out.dk.cols());
+    MatrixRef<T> dk = has_gaps(out) ? MatrixRef<T>(compact) : out.dk;
+    compute_input_gradients(out.dq, dk);
+    m_non_finite.propagate(out.dq, dk, m_dU, db, m_team);
+    write_key_gradients(dk, out);
     if (m_n_q > 0 && m_n_k > 0) add_to(report, checks);
   }
 
@@ -181,20 +185,24 @@ class BackwardPass {
       db.border[at] += std::ldexp(scaled.border[at], m_scaled.exponent());
   }
 
-  void compute_input_gradients(SequenceGradients<T>& out) {
-    const Index d_v = m_dy.cols();
-    m_head.features.backward(m_saved.q, m_saved.A, m_dA, out.dq, m_team);
-    if (has_exact_pairs()) out.dq += m_exact_dq;
-    through_normalization(m_saved.q, m_saved.q_scale, m_scaled.exponents(), out.dq);
-    for (const Index i : m_saved.short_queries) out.dq.row(i) *= LiftedRows<T>::lift;
-    const bool has_gaps = m_keys.token_indices || m_n_k < out.dk.rows();
-    auto compact = m_workspace.template matrix<T>(has_gaps ? m_n_k : 0, out.dk.cols());
-    MatrixRef<T> dk = has_gaps ? MatrixRef<T>(compact) : out.dk;
+  // whether some keys are padding
+  bool has_gaps(const SequenceGradients<T>& out) const { return m_keys.token_indices || m_n_k < out.dk.rows(); }
+
+  // dk (n_k,d) of the keys that are not padding
+  void compute_input_gradients(MatrixRef<T> dq, MatrixRef<T> dk) {
+    m_head.features.backward(m_saved.q, m_saved.A, m_dA, dq, m_team);
+    if (has_exact_pairs()) dq += m_exact_dq;
+    through_normalization(m_saved.q, m_saved.q_scale, m_scaled.exponents(), dq);
+    for (const Index i : m_saved.short_queries) dq.row(i) *= LiftedRows<T>::lift;
     m_head.features.backward_keys(m_saved.k, m_saved.B, m_dB, dk, m_team);
     if (has_exact_pairs()) dk += m_exact_dk;
     through_normalization(m_saved.k, m_saved.k_scale, nullptr, dk);
     for (const Index j : m_saved.short_keys) dk.row(j) *= LiftedRows<T>::lift;
-    if (has_gaps) {
+  }
+
+  void write_key_gradients(const MatrixRef<T>& dk, SequenceGradients<T>& out) {
+    const Index d_v = m_dy.cols();
+    if (has_gaps(out)) {
       out.dk.setZero();
       out.dv.setZero();
       for (Index j = 0; j < m_n_k; ++j) {

@@ -173,10 +173,10 @@ class MultiHeadAttention {
   }
 
   void evaluate(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y,
-                const CallOptions& call, Saved<T>* saved) const {
+                const CallOptions& call, Saved<T>* saved, Lengths lengths = Lengths::of_keys) const {
     check_attention_arrays<T>(q, k, v, y, m_features[0].input_dim(), heads_of_model());
     const typename BatchPool<T>::Lease batch(*m_pool);
-    batch->forward(heads(), q, k, v, y, call, saved);
+    batch->forward(heads(), q, k, v, y, call, saved, lengths);
   }
 
   std::vector<F> m_features;

@@ -85,7 +85,8 @@ struct Report {
 /// ones are left out. It needs a feature map that estimates exp.
 ///
 /// Non-finite inputs propagate as in the formula: a query to its own row, a key or value only to the rows that attend
-/// to it; and gradients likewise. A key that no query attends to has the gradient 0, even if it is non-finite.
+/// to it; and gradients likewise. The row of a query with a NaN or an infinity, and the rows that attend to such a key,
+/// are NaN, for any feature map. A key that no query attends to has the gradient 0, even if it is non-finite.
 ///
 /// Errors: a call that throws InvalidArgument for its arguments writes nothing; y, the report and `saved` stay as they
 /// were. If memory runs out, if `poll` throws, or if a user's own feature map or position throws or returns a wrong

@@ -15,6 +15,10 @@ struct Segment {
   Index q_begin, n_q, k_begin, n_k;
 };
 
+/// Of which rows CallOptions::lengths are the numbers; later ones are padding. Queries that are padding have no row: y
+/// keeps its entries there.
+enum class Lengths { of_keys, of_queries_and_keys };
+
 namespace detail {
 
 inline void check_cumulative(std::span<const Index> lengths, Index n, const char* name) {
@@ -27,9 +31,16 @@ inline void check_cumulative(std::span<const Index> lengths, Index n, const char
 
 }  // namespace detail
 
-/// Sets `segments` to the sequences of an array of n_q queries and n_k keys. Packed sequences without queries and keys
-/// are left out. Throws InvalidArgument if the masks, lengths or offset of the call do not fit a batch of such arrays.
-inline void find_segments(const CallOptions& call, Index batch, Index n_q, Index n_k, std::vector<Segment>& segments) {
+/// Whether each sequence of the batch has segments of its own.
+inline bool differ_by_sequence(const CallOptions& call, Lengths lengths) {
+  return lengths == Lengths::of_queries_and_keys && !call.lengths.empty();
+}
+
+/// Sets `segments` to the sequences of an array of n_q queries and n_k keys, which all sequences of the batch share; or
+/// if they differ by sequence, to one for each of the batch. Packed sequences without queries and keys are left out.
+/// Throws InvalidArgument if the masks, lengths or offset of the call do not fit a batch of such arrays.
+inline void find_segments(const CallOptions& call, Index batch, Index n_q, Index n_k, std::vector<Segment>& segments,
+                          Lengths lengths = Lengths::of_keys) {
   constexpr Index farthest = Index{1} << 40;
   require(-farthest <= call.offset && call.offset <= farthest, "offset: expected -2^40 to 2^40, got ", call.offset);
   require(call.key_mask.empty() || static_cast<Index>(call.key_mask.size()) == batch * n_k, "key_mask: expected ",
@@ -45,7 +56,10 @@ inline void find_segments(const CallOptions& call, Index batch, Index n_q, Index
   const std::span<const Index> k = call.key_cumulative_lengths.empty() ? q : call.key_cumulative_lengths;
   if (q.empty()) {
     require(k.empty(), "key_cumulative_lengths: expected none without cumulative_lengths, got ", k.size());
-    segments.push_back({0, n_q, 0, n_k});
+    if (differ_by_sequence(call, lengths))
+      for (const Index length : call.lengths) segments.push_back({0, length, 0, length});
+    else
+      segments.push_back({0, n_q, 0, n_k});
     return;
   }
   require(call.lengths.empty(), "lengths: expected none for packed sequences, got ", call.lengths.size());

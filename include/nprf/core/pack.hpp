@@ -105,6 +105,17 @@ T dot_by_packs(const T* a, const T* b, Index n) {
   return sum.sum();
 }
 
+/// Whether all entries of x (d) are finite. O(d).
+template <Real T>
+bool all_finite(const T* x, Index d) {
+  auto zeros = Pack<T>::all(0);  // NaN where an entry is not
+  for (Index p = 0; p < d; p += Pack<T>::size) {
+    const auto some = Pack<T>::load(x + p, d - p);
+    zeros = zeros + (some - some);
+  }
+  return zeros.sum() == 0;
+}
+
 // g++ warns that template arguments drop an attribute of Eigen's register types, which is harmless here
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wignored-attributes"

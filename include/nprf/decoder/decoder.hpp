@@ -218,7 +218,7 @@ class Decoder {
  private:
   enum class Pass { append, attend };
   static constexpr Index tile = 64;  // tokens of all states of a task whose features are computed together
-  static constexpr std::uint64_t version = 3;
+  static constexpr std::uint64_t version = 4;
 
   Decoder(std::unique_ptr<const DecoderModel<T>> model, const DecoderOptions& options);
 
@@ -252,7 +252,8 @@ class Decoder {
   Team make_team(Index n, void (*poll)()) {
     const StepModel<T>& model = m_states.model(0);
     const TokenShape x = model.shape(m_states.shape().d_v);
-    const Index token = x.r * (x.d_v + 1) + (model.pending() + RunningSums<T>::block) * (x.r + x.d_v);
+    const Index longest = n + *std::max_element(m_before.begin(), m_before.end()),
+                token = x.r * (x.d_v + 1) + std::min(longest, model.pending() + RunningSums<T>::block) * (x.r + x.d_v);
     // a state is read once in a step, so that an operation takes longer than one of a product of matrices
     constexpr double of_memory = 4;
     const double operations =
@@ -283,7 +284,8 @@ Decoder<T>::Decoder(std::unique_ptr<const DecoderModel<T>> model, const DecoderO
     : m_model(std::move(model)),
       m_options(options),
       m_states(step_models<T>(*m_model, options.rollback,
-                              options.most_tokens > 0 ? options.most_tokens : StepBias<T>::unlimited),
+                              options.most_tokens > 0 ? std::min(options.most_tokens, StepBias<T>::unlimited)
+                                                      : StepBias<T>::unlimited),
                options.batch, options.windows) {}
 
 template <OnlyReal T>

@@ -15,8 +15,9 @@
 
 namespace nprf {
 
-/// Keys with the weights of softmax, exp(q.k + b - constant): sinks and the last keys of a ring, which are those of the
-/// near field of a row, or all of a row that is recomputed.
+/// Keys with the weights of softmax, exp(q.k + b - constant), where b is relative to the largest bias of the query
+/// (StepBias::largest()): sinks and the last keys of a ring, which are those of the near field of a row, or all of a
+/// row that is recomputed.
 template <Real T>
 class ExactKeys {
  public:
@@ -24,7 +25,7 @@ class ExactKeys {
   /// the sinks; arrays are in the scratch memory.
   ExactKeys(const StepBias<T>& bias, const TokenRing<T>& ring, const SinkTokens<T>& sinks, Index tokens, Index most,
             Index most_sinks, Workspace& scratch)
-      : m_bias(bias), m_ring(ring), m_sinks(sinks), m_tokens(tokens) {
+      : m_bias(bias), m_ring(ring), m_sinks(sinks), m_tokens(tokens), m_largest_bias(bias.largest(tokens)) {
     m_sink_exponents = scratch.take<double>(most_sinks);
     const Index slots = most > 0 ? padded_to_lanes(most) + most_ranges * tile : 0;
     m_exponents = scratch.take<double>(slots);
@@ -39,8 +40,9 @@ class ExactKeys {
     for (Index j = 0; j < sinks; ++j) {
       const double b = m_bias(m_tokens - 1 - j);
       // with b = -infinity the key may be non-finite
-      m_sink_exponents[j] =
-          b > minus_infinity ? static_cast<double>(m_sinks.score(query, j)) + b - constant : minus_infinity;
+      m_sink_exponents[j] = b > minus_infinity
+                                ? static_cast<double>(m_sinks.score(query, j)) + (b - m_largest_bias) - constant
+                                : minus_infinity;
       largest = std::max(largest, m_sink_exponents[j]);
     }
     m_num_ranges = 0;
@@ -52,7 +54,7 @@ class ExactKeys {
       const double* b = m_bias.from(m_tokens - 1 - j);
       for (Index i = 0; i < count; ++i) {
         if (b[i] == minus_infinity) continue;  // the key may be non-finite
-        exponents[i] = static_cast<double>(m_ring.score(query, s + i)) + b[i] - constant;
+        exponents[i] = static_cast<double>(m_ring.score(query, s + i)) + (b[i] - m_largest_bias) - constant;
         largest = std::max(largest, exponents[i]);
       }
       m_ranges[m_num_ranges++] = {slot, slots, at};
@@ -106,6 +108,7 @@ class ExactKeys {
   const TokenRing<T>& m_ring;
   const SinkTokens<T>& m_sinks;
   Index m_tokens, m_num_sinks = 0, m_num_ranges = 0;
+  double m_largest_bias;
   Range m_ranges[most_ranges];
   double *m_sink_exponents, *m_exponents;
   T* m_weights;

@@ -24,10 +24,10 @@ class Fingerprint {
     const FeatureMapView<T>& map = model.features.map();
     Checksum sum;
     for (const Index size : {map.input_dim(), map.output_dim(), model.near, model.sinks, model.rollback,
-                             model.most_tokens, model.bias.reach()})
+                             model.most_tokens, model.bias.table()})
       sum.add(size);
     sum.add(model.bias.has_tail()), sum.add(model.bias.slope()), sum.add(model.features.normalization().radius());
-    for (Index age = 0; age <= model.bias.reach(); ++age) sum.add(model.bias(age));
+    for (Index age = 0; age <= model.bias.table(); ++age) sum.add(model.bias(age));
     m_hash = sum.value();
 
     Workspace scratch;

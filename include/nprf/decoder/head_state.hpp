@@ -140,10 +140,13 @@ class HeadState {
   void transfer(const StepModel<T>& model, Archive&& archive) {
     archive(m_tokens), archive(m_most_tokens), archive(m_left_ring), archive(m_largest_norm), archive(m_all_finite);
     require(m_most_tokens >= m_tokens, "state: expected at least ", m_tokens, " tokens at most, got ", m_most_tokens);
+    require(m_tokens <= model.most_tokens, "state: expected at most ", model.most_tokens, " tokens, got ", m_tokens);
     require(0 <= m_left_ring && m_left_ring % block == 0 && m_left_ring <= m_tokens &&
-                m_tokens - m_left_ring < model.pending() + block,
-            "state: expected less than ", model.pending() + block, " tokens in the ring, from a multiple of ", block,
-            " on, got ", m_left_ring, " to ", m_tokens);
+                m_tokens - m_left_ring < model.pending() + block &&
+                (m_left_ring == 0 || m_tokens - m_left_ring >= model.bias.reach()),
+            "state: expected ", model.bias.reach(), " to ", model.pending() + block - 1,
+            " tokens in the ring, from a multiple of ", block, " on, got ", m_left_ring, " to ", m_tokens);
+    archive.expect(m_tokens - m_left_ring + std::min(model.sinks, m_tokens));  // of which each has some bytes
     reserve(model, m_tokens);
     m_sums.transfer(archive);
     m_sinks.transfer(m_tokens, archive);

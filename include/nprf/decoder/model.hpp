@@ -10,6 +10,7 @@
 #include "nprf/attention/heads_view.hpp"
 #include "nprf/attention/multi_head_attention.hpp"
 #include "nprf/attention/options.hpp"
+#include "nprf/attention/segments.hpp"
 #include "nprf/core/error.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/decoder/online_convolution.hpp"
@@ -34,12 +35,18 @@ struct StepModel {
   StepModel(const FeatureMapView<T>& map, const PositionView<T>& position, const AttentionOptions& options,
             Index of_rollback, Index of_most_tokens = StepBias<T>::unlimited)
       : features(map, options.normalization),
-        bias(position.bias().view(), options.near, of_rollback + RunningSums<T>::block, map.is_positive(),
-             of_most_tokens),
-        near(options.near),
-        sinks(options.sinks),
+        bias(position.bias().view(), std::min(options.near, of_most_tokens), of_rollback + RunningSums<T>::block,
+             map.is_positive(), of_most_tokens),
+        near(std::min(options.near, of_most_tokens)),
+        sinks(std::min(options.sinks, of_most_tokens)),
         rollback(of_rollback),
         most_tokens(of_most_tokens) {}
+
+  /// Tables for sequences of `tokens` tokens. Throws std::bad_alloc, and then what there was is as before.
+  void reserve(Index tokens) {
+    bias.reserve(tokens);
+    windows.reserve(bias, tokens);
+  }
 
   bool is_positive() const { return features.map().is_positive(); }
   /// Whether rows whose terms cancel are those of exact softmax, as in MultiHeadAttention.
@@ -56,16 +63,14 @@ struct StepModel {
   /// normal, and the table is long enough.
   void set_windows(const WindowOptions& options, Index d_v) {
     windows = {};
-    bool may_convolve = options.size != 0 && bias.has_tail() && bias.spread() <= 80;
-    for (Index age = 0; may_convolve && age < pending(); ++age) may_convolve = bias(age) > StepBias<T>::minus_infinity;
-    if (!may_convolve) return;
+    if (options.size == 0 || !bias.attends_to_all() || bias.spread() > 80) return;
     const FarSignals<T> signals(shape(d_v), !is_positive());
     const Index all = signals.registers() * FarSignals<T>::W;
-    const WindowCosts costs{signals.r, d_v, all, pending(), std::max(near, 4 * (rollback + 1))};
+    const WindowCosts costs{signals.r, d_v, all, bias.reach(), std::max(near, 4 * (rollback + 1))};
     const WindowPlan plan =
         options.size > 0 ? WindowPlan::fixed(options.size) : WindowPlan::cheapest(costs, options.memory);
-    // the tokens since the far end of a window are in the ring
-    if (plan.any() && 2 * plan.largest() <= pending()) windows = WindowModel<T>(plan, signals, bias, pending());
+    // the tokens since the far end of a window are younger than the reach
+    if (plan.any() && 2 * plan.largest() <= bias.reach()) windows = WindowModel<T>(plan, signals, bias);
   }
 
   TokenShape shape(Index d_v) const {
@@ -91,7 +96,7 @@ class DecoderModel {
  public:
   virtual ~DecoderModel() = default;
 
-  /// MultiHeadAttention::operator().
+  /// MultiHeadAttention::operator(), for tokens of which only CallOptions::lengths exist: later rows are not set.
   virtual void attend(const HeadsView<const T>& q, const HeadsView<const T>& k, const HeadsView<const T>& v,
                       const HeadsView<T>& y, const CallOptions& call) const = 0;
   virtual HeadModels<T> heads() const = 0;
@@ -109,7 +114,7 @@ class DecoderModelOf final : public DecoderModel<typename F::Scalar> {
 
   void attend(const HeadsView<const T>& q, const HeadsView<const T>& k, const HeadsView<const T>& v,
               const HeadsView<T>& y, const CallOptions& call) const override {
-    m_attention(q, k, v, y, call);
+    m_attention.evaluate(q, k, v, y, call, nullptr, Lengths::of_queries_and_keys);
   }
   HeadModels<T> heads() const override { return m_attention.heads(); }
   Index count() const override {

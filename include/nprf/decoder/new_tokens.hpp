@@ -6,6 +6,7 @@
 #include "nprf/attention/batch/check_finite.hpp"
 #include "nprf/attention/heads_view.hpp"
 #include "nprf/attention/options.hpp"
+#include "nprf/attention/segments.hpp"
 #include "nprf/core/error.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
@@ -99,7 +100,7 @@ void NewTokens<T>::check(const SequenceStates<T>& states, const CallOptions& cal
             " of a sequence (DecoderOptions::most_tokens), got ", states.tokens(b), " and ", count(call, b), " more");
   if (call.check_finite) {
     Workspace workspace;
-    require_finite<T>(q, k, v, call, Team(workspace));
+    require_finite<T>(q, k, v, call, Team(workspace), Lengths::of_queries_and_keys);
   }
 }
 

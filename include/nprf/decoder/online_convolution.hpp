@@ -20,11 +20,12 @@ namespace nprf {
 template <Real T>
 struct WindowModel {
   WindowModel() = default;
-  /// `limit`: the first age that has no weight, at most what the bias stores.
-  WindowModel(const WindowPlan& of_plan, const FarSignals<T>& of_signals, const StepBias<T>& bias, Index limit)
+  /// Windows weigh the keys that are younger than the bias's reach: tokens in the running sums never are, whatever is
+  /// taken back.
+  WindowModel(const WindowPlan& of_plan, const FarSignals<T>& of_signals, const StepBias<T>& bias)
       : plan(of_plan), signals(of_signals) {
     for (Index size = 1; size <= plan.largest(); size *= 2)
-      if (plan.has(size)) kernels.emplace_back(size, bias, limit);
+      if (plan.has(size)) kernels.emplace_back(size, bias, bias.reach());
   }
 
   const WindowKernels<T>& kernels_of(const Window& window) const {

@@ -63,7 +63,7 @@ class SequenceStates {
   Index tokens(Index sequence) const { return count() == 0 ? 0 : (*this)(sequence, 0).tokens(); }
   /// Allocates memory for that many tokens of a sequence.
   void reserve(Index sequence, Index tokens) {
-    for (StepModel<T>& one : m_models) one.windows.reserve(one.bias, tokens);
+    for (StepModel<T>& one : m_models) one.reserve(tokens);
     for (Index s = 0; s < count(); ++s) (*this)(sequence, s).reserve(model(s), tokens);
   }
   /// Whether the sequence can become so short.
@@ -143,7 +143,7 @@ class SequenceStates {
     }
     require(in.rest() == 0, "state: expected no further bytes, got ", in.rest());
     for (const HeadState<T>& state : states)
-      for (StepModel<T>& one : models) one.windows.reserve(one.bias, state.tokens());
+      for (StepModel<T>& one : models) one.reserve(state.tokens());
     m_shape = shape, m_models = std::move(models), m_states = std::move(states);
     std::iota(m_place.begin(), m_place.end(), Index{0});
   }

@@ -49,6 +49,9 @@ class StateWriter {
       m_content.append(reinterpret_cast<const char*>(x.data()), static_cast<std::size_t>(x.size()) * sizeof(*x.data()));
   }
 
+  /// StateReader has it.
+  void expect(Index) const {}
+
   /// Throws InvalidArgument if the stream fails.
   void write(std::ostream& out) const;
 
@@ -86,6 +89,12 @@ class StateReader {
     X x{};
     (*this)(x);
     return x;
+  }
+
+  /// Throws InvalidArgument unless at least so many bytes have not been read: a wrong size must not allocate memory.
+  void expect(Index bytes) const {
+    require(bytes >= 0 && static_cast<std::size_t>(bytes) <= rest(), "state: expected ", bytes,
+            " further bytes at least, got ", rest());
   }
 
   /// The number of bytes that have not been read.

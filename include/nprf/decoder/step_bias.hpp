@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <limits>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "nprf/core/fitted_tails.hpp"
@@ -29,10 +30,11 @@ template <Real T>
 class StepBias {
  public:
   static constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
-  static constexpr Index unlimited = std::numeric_limits<Index>::max();
+  /// More tokens than fit in memory, and so few that sums of such numbers do not overflow.
+  static constexpr Index unlimited = Index{1} << 48;
 
-  /// The reach is at least `least_reach`, and biases of `beyond` further ages are stored. Ages from `ages` on do not
-  /// occur.
+  /// The reach is at least `least_reach`. Biases of the table are stored; those of further ages, up to `beyond` after
+  /// the reach, by reserve(). Ages from `ages` on do not occur.
   ///
   /// If `may_fit`, a line may replace the biases of the outer part of the table, which it changes by at most a quarter
   /// of the default tolerance (fitted_tails.hpp). Such a line falls for ever, but a table continues with the bias of
@@ -46,19 +48,30 @@ class StepBias {
     const auto b = [&](Index age) { return attends ? bias.difference(-age, largest) : minus_infinity; };
     m_has_tail = b(line) > minus_infinity;
     m_slope = m_has_tail && line == table ? static_cast<double>(bias.slope_before) : 0;
-    m_reach = line;
+    m_table = line;
     if (m_slope == 0)
-      while (m_reach > 0 && b(m_reach - 1) == b(line)) --m_reach;
-    m_at_reach = b(m_reach);
+      while (m_table > 0 && b(m_table - 1) == b(line)) --m_table;
+    m_after_table = b(m_table);
     const bool ends = ages - 1 <= table;
-    if (may_fit && m_has_tail && m_slope <= 0 && (ends || m_at_reach < log_smallest_normal<T>))
-      fit(b, ends ? line : m_reach);
-    fill(std::max(m_reach, least_reach), beyond, b);
-    m_first_attended = 0;
-    while (m_first_attended < m_reach && (*this)(m_first_attended) == minus_infinity) ++m_first_attended;
+    if (may_fit && m_has_tail && m_slope <= 0 && (ends || m_after_table < log_smallest_normal<T>))
+      fit(b, ends ? line : m_table);
+    m_reach = std::max(m_table, least_reach);
+    m_most = m_reach + std::max<Index>(beyond, 1);
+    store(m_table, b);
+    set_summary();
+    reserve(1);
+  }
+
+  /// Stores the biases of the first `ages` ages that may be stored. Throws std::bad_alloc, and then changes nothing.
+  void reserve(Index ages) {
+    const Index needed = std::min(ages, m_most);
+    if (needed > m_stored)
+      store(std::min(m_most, std::max(2 * m_stored, needed)), [this](Index age) { return line(age); });
   }
 
   Index reach() const { return m_reach; }
+  /// The number of ages before the line, at most the reach.
+  Index table() const { return m_table; }
   bool has_tail() const { return m_has_tail; }
   /// The slope of the tail.
   double slope() const { return m_slope; }
@@ -66,19 +79,29 @@ class StepBias {
   double deviation() const { return m_deviation; }
 
   double operator()(Index age) const {
-    return age < m_stored ? m_reversed[static_cast<std::size_t>(m_stored - 1 - age)]
-                          : m_at_reach + m_slope * static_cast<double>(age - m_reach);
+    return age < m_stored ? m_reversed[static_cast<std::size_t>(m_stored - 1 - age)] : line(age);
   }
-  /// The stored biases of the ages age, age - 1, ..., 0. Requires age < reach() + `beyond`, or age = 0.
+  /// The stored biases of the ages age, age - 1, ..., 0.
   const double* from(Index age) const { return m_reversed.data() + (m_stored - 1 - age); }
 
-  /// How far finite stored biases are below 0; infinity if one is above 0, as on a line that rises with the age.
+  /// The largest bias of a query that has `tokens` keys, its own included. Beside a log-scale, only a bias relative to
+  /// it leaves digits for the log-scale.
+  double largest(Index tokens) const {
+    const double of_table =
+        m_table > 0 ? m_largest[static_cast<std::size_t>(std::min(tokens, m_table) - 1)] : minus_infinity;
+    return tokens > m_table ? std::max({of_table, line(m_table), line(tokens - 1)}) : of_table;
+  }
+
+  /// How far finite biases are below 0, of all ages that may be stored; infinity if one is above 0, as on a line that
+  /// rises with the age.
   double spread() const { return m_spread; }
   /// exp(b) of the ages age, age - 1, ..., 0, as from(). If spread() is below 87, they are normal numbers or 0.
   const T* weights_from(Index age) const { return m_reversed_weights.data() + (m_stored - 1 - age); }
 
   /// Whether a query that has `tokens` keys, its own included, attends to any of them.
-  bool attends(Index tokens) const { return tokens > m_first_attended && (m_has_tail || m_first_attended < m_reach); }
+  bool attends(Index tokens) const { return tokens > m_first_attended && (m_has_tail || m_first_attended < m_table); }
+  /// Whether it attends to all of them, for any number of tokens.
+  bool attends_to_all() const { return m_attends_to_all; }
 
  private:
   // replaces the outer part of the ages up to `oldest` by a line
@@ -87,35 +110,51 @@ class StepBias {
     std::vector<double> outwards(static_cast<std::size_t>(oldest + 1));  // from the oldest age
     for (Index age = 0; age <= oldest; ++age) outwards[static_cast<std::size_t>(oldest - age)] = b(age);
     const FittedTails fitted = fitted_tails<T>(outwards, default_tolerance<T> / 4);
-    if (oldest - fitted.tails.before >= m_reach) return;
-    m_reach = oldest - fitted.tails.before;
-    m_at_reach = b(m_reach);
+    if (oldest - fitted.tails.before >= m_table) return;
+    m_table = oldest - fitted.tails.before;
+    m_after_table = b(m_table);
     m_slope = fitted.tails.slope_before;
     m_deviation = fitted.deviation;
   }
 
+  // the bias of an age after the table
+  double line(Index age) const { return m_after_table + m_slope * static_cast<double>(age - m_table); }
+
+  // stores b of further ages, `stored` in all
   template <class B>
-  void fill(Index reach, Index beyond, const B& b) {
-    m_stored = reach + std::max<Index>(beyond, 1);
-    m_reversed.resize(static_cast<std::size_t>(m_stored));
-    const auto at = [&](Index age) {
-      if (age < m_reach) return b(age);
-      return m_has_tail ? m_at_reach + m_slope * static_cast<double>(age - m_reach) : minus_infinity;
-    };
-    for (Index age = 0; age < m_stored; ++age) m_reversed[static_cast<std::size_t>(m_stored - 1 - age)] = at(age);
-    if (reach > m_reach) m_at_reach = at(reach), m_reach = reach;
-    m_reversed_weights.reserve(m_reversed.size());
-    for (const double each : m_reversed) {
-      if (each > 0) m_spread = -minus_infinity;
-      if (each > minus_infinity) m_spread = std::max(m_spread, -each);
-      m_reversed_weights.push_back(static_cast<T>(std::exp(each)));
+  void store(Index stored, const B& b) {
+    const auto size = static_cast<std::size_t>(stored);
+    std::vector<double> reversed(size);
+    std::vector<T> weights(size);
+    std::ranges::copy_backward(m_reversed, reversed.end());
+    std::ranges::copy_backward(m_reversed_weights, weights.end());
+    for (Index age = m_stored; age < stored; ++age) {
+      const auto at = static_cast<std::size_t>(stored - 1 - age);
+      reversed[at] = b(age);
+      weights[at] = static_cast<T>(std::exp(reversed[at]));
     }
+    m_reversed = std::move(reversed), m_reversed_weights = std::move(weights), m_stored = stored;
   }
 
-  Index m_reach = 0, m_stored = 0, m_first_attended = 0;
-  bool m_has_tail = false;
-  double m_at_reach = 0, m_slope = 0, m_deviation = 0;
+  // of the table, and of both ends of the line
+  void set_summary() {
+    const auto add = [this](double b) {
+      if (b > 0) m_spread = -minus_infinity;
+      if (b > minus_infinity) m_spread = std::max(m_spread, -b);
+    };
+    std::ranges::for_each(m_reversed, add);
+    add(line(m_table)), add(line(m_most - 1));
+    for (Index age = 0; age < m_table; ++age)
+      m_largest.push_back(std::max((*this)(age), age > 0 ? m_largest.back() : minus_infinity));
+    while (m_first_attended < m_table && (*this)(m_first_attended) == minus_infinity) ++m_first_attended;
+    m_attends_to_all = m_has_tail && std::ranges::find(m_reversed, minus_infinity) == m_reversed.end();
+  }
+
+  Index m_table = 0, m_reach = 0, m_most = 0, m_stored = 0, m_first_attended = 0;  // m_most: that may be stored
+  bool m_has_tail = false, m_attends_to_all = false;
+  double m_after_table = 0, m_slope = 0, m_deviation = 0;
   double m_spread = 0;
+  std::vector<double> m_largest;      // (table)  of the ages up to each
   std::vector<double> m_reversed;     // (stored)  the biases of the ages stored - 1, ..., 0
   std::vector<T> m_reversed_weights;  // (stored)  their exponentials
 };

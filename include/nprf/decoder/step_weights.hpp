@@ -19,7 +19,8 @@ namespace nprf {
 
 /// The weights exp(log_scale_j + b - reference) of the far keys of a step, by slots of the ring; that of the sums over
 /// older keys; and, if there is a window of an online convolution, that of its sums instead of those of its keys. All
-/// are relative to a reference near the largest exponent. The queries of a group share them.
+/// are relative to a reference near the largest exponent, and b to the largest bias of the queries
+/// (StepBias::largest()). The queries of a group share them.
 template <Real T>
 class StepWeights {
  public:
@@ -27,11 +28,12 @@ class StepWeights {
   /// the scratch memory.
   StepWeights(const StepModel<T>& model, const TokenRing<T>& ring, const RunningSums<T>& sums, const FarWindow<T>* far,
               Index tokens, Index first, Workspace& scratch)
-      : m_far(far) {
-    if (model.bias.has_tail() && first > 0) m_of_sums = sums.log_scale() + model.bias(tokens - first);
+      : m_far(far), m_largest_bias(model.bias.largest(tokens)) {
+    if (model.bias.has_tail() && first > 0)
+      m_of_sums = sums.log_scale() + (model.bias(tokens - first) - m_largest_bias);
     m_largest_value = m_of_sums > minus_infinity ? sums.largest_value() : T(0);
     if (far) {
-      m_of_far = far->log_unit() + model.windows.kernels_of(far->window()).log_unit();
+      m_of_far = far->log_unit() + (model.windows.kernels_of(far->window()).log_unit() - m_largest_bias);
       m_largest_value = std::max(m_largest_value, far->largest_value());
     }
     m_reference = std::max(m_of_sums, m_of_far);
@@ -80,7 +82,7 @@ class StepWeights {
     Index token, slot, count, at;
   };
 
-  // all tokens of the ring, or those that are not in the window's sums
+  // all tokens of the ring, or those that are not in the window's sums: older than the reach, or recent
   void set_runs(const StepModel<T>& model, const TokenRing<T>& ring, Index tokens, Index first, Index far_end) {
     constexpr Index tile = TokenRing<T>::tile;
     if (!m_far) {
@@ -97,7 +99,7 @@ class StepWeights {
       m_runs[m_num_runs++] = {j, s, count, m_slots + s - slot};
       m_slots += slots;
     };
-    ring.for_each_run(first, std::max(first, tokens - model.pending()), add);
+    ring.for_each_run(first, std::max(first, tokens - model.bias.reach()), add);
     ring.for_each_run(m_far->window().far_end(), far_end, add);
   }
   template <class Use>
@@ -109,7 +111,7 @@ class StepWeights {
   // product may underflow, or if all are so small that the sums would lose precision.
   bool set_by_tables(const StepBias<T>& bias, const TokenRing<T>& ring, Index tokens) {
     constexpr double most_spread = 80, most_above = 16;
-    const double reference = ring.scale_reference();
+    const double reference = ring.scale_reference() - m_largest_bias;
     if (!(bias.spread() + ring.log_scale_spread() <= most_spread) || m_reference > reference + most_above) return false;
     std::fill_n(m_weights, m_slots, T(0));
     for_each_run([&](const Run& run) {
@@ -131,7 +133,7 @@ class StepWeights {
     std::fill_n(exponents, m_slots, minus_infinity);
     for_each_run([&](const Run& run) {
       const double *b = bias.from(tokens - 1 - run.token), *log_scales = ring.log_scales() + run.slot;
-      for (Index i = 0; i < run.count; ++i) exponents[run.at + i] = log_scales[i] + b[i];
+      for (Index i = 0; i < run.count; ++i) exponents[run.at + i] = log_scales[i] + (b[i] - m_largest_bias);
     });
     auto largest = Pack<double>::all(m_reference);
     for (Index s = 0; s < m_slots; s += Pack<double>::size)
@@ -158,6 +160,7 @@ class StepWeights {
   }
 
   const FarWindow<T>* m_far;
+  double m_largest_bias;
   Index m_slots = 0, m_num_ranges = 0, m_num_runs = 0;
   Range m_ranges[most_runs];
   Run m_runs[most_runs];

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <concepts>
+#include <limits>
 
 #include "nprf/core/error.hpp"
+#include "nprf/core/pack.hpp"
 #include "nprf/core/scale_rows.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
@@ -33,6 +35,8 @@ concept HasKeyBackward = requires(const F& f, const MatrixView<T>& x, MatrixRef<
 ///
 /// If the map has the overloads that write into the caller's storage by a team, as nprf's own maps have, the view calls
 /// them. Otherwise it passes scaled rows to the overloads that return matrices, and copies the results.
+///
+/// The features of a row with a NaN or an infinity are NaN, also those that do not depend on that entry.
 template <Real T>
 class FeatureMapView {
  public:
@@ -54,9 +58,11 @@ class FeatureMapView {
   /// the map throws it or returns another shape.
   void queries(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team) const {
     m_functions->queries(m_map, x, scale, phi, team);
+    propagate_non_finite(x, phi, team);
   }
   void keys(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team) const {
     m_functions->keys(m_map, x, scale, phi, team);
+    propagate_non_finite(x, phi, team);
   }
 
   /// Whether the map can report the factor that it omits from each row.
@@ -66,11 +72,13 @@ class FeatureMapView {
   void with_log_factors(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, T* log_factor,
                         const Team& team) const {
     m_functions->with_log_factors(m_map, x, scale, phi, log_factor, team);
+    propagate_non_finite(x, phi, team);
   }
   /// The same for keys.
   void keys_with_log_factors(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, T* log_factor,
                              const Team& team) const {
     m_functions->keys_with_log_factors(m_map, x, scale, phi, log_factor, team);
+    propagate_non_finite(x, phi, team);
   }
 
   /// Whether the bits of these rows do not depend on the other rows of the call.
@@ -106,6 +114,13 @@ class FeatureMapView {
     double (*relative_error)(const void*, double);
     bool estimates_exp, falls_back_to_softmax, is_positive, is_series, has_independent_rows;
   };
+
+  static void propagate_non_finite(const MatrixView<T>& x, MatrixRef<T>& phi, const Team& team) {
+    team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace&) {
+      for (Index i = i0; i < i0 + rows; ++i)
+        if (!all_finite(x.row(i).data(), x.cols())) phi.row(i).setConstant(std::numeric_limits<T>::quiet_NaN());
+    });
+  }
 
   template <class F>
   static void queries_of(const void* map, const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi,

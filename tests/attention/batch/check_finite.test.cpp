@@ -26,11 +26,12 @@ struct Arrays {
   static HeadsView<const double> view_of(const Matrix<double>& x) {
     return {x.data(), batch, heads, x.rows() / (batch * heads), x.cols()};
   }
-  void require(const CallOptions& call = {}) const {
+  void require(const CallOptions& call = {}, Lengths lengths = Lengths::of_keys) const {
     std::vector<Workspace> workspaces(4);
     for (const Index threads : {1, 4}) {
       const std::span<Workspace> all(workspaces);
-      require_finite(view_of(q), view_of(k), view_of(v), call, Team(all.first(static_cast<std::size_t>(threads))));
+      require_finite(view_of(q), view_of(k), view_of(v), call, Team(all.first(static_cast<std::size_t>(threads))),
+                     lengths);
     }
   }
 };
@@ -67,7 +68,7 @@ TEST_CASE("the message names the first of several non-finite entries, for any th
   check_invalid([&] { x.require(); }, {"queries", "batch 0, head 0, row 8, column 3"});
 }
 
-TEST_CASE("padding may be non-finite, but a query is never padding", "[attention]") {
+TEST_CASE("padding may be non-finite; a query is padding only if lengths are those of queries", "[attention]") {
   Arrays x;
   for (Index h = 0; h < heads; ++h) {
     x.k.row((1 * heads + h) * n_k + 4).setConstant(nan);
@@ -81,6 +82,10 @@ TEST_CASE("padding may be non-finite, but a query is never padding", "[attention
   check_invalid([&] { x.require({.lengths = too_long}); }, {"keys", "batch 1, head 0, row 4, column 0"});
   x.q((1 * heads + 0) * n_q + 4, 0) = nan;
   check_invalid([&] { x.require({.lengths = lengths}); }, {"queries", "batch 1, head 0, row 4, column 0"});
+  CHECK_NOTHROW(x.require({.lengths = lengths}, Lengths::of_queries_and_keys));
+  x.q((1 * heads + 0) * n_q + 3, 0) = nan;
+  check_invalid([&] { x.require({.lengths = lengths}, Lengths::of_queries_and_keys); },
+                {"queries", "batch 1, head 0, row 3, column 0"});
 }
 
 TEST_CASE("the message for one head of one sequence names neither", "[attention]") {

@@ -9,8 +9,10 @@
 #include <vector>
 
 #include "nprf/attention/attention.hpp"
+#include "nprf/calibration/hermite_features.hpp"
 #include "nprf/feature_map/elu.hpp"
 #include "nprf/feature_map/paper_names.hpp"
+#include "nprf/feature_map/taylor.hpp"
 #include "nprf/position/alibi.hpp"
 #include "nprf/position/grid.hpp"
 #include "nprf/position/relative.hpp"
@@ -79,6 +81,106 @@ TEMPLATE_TEST_CASE("a non-finite query, key or value propagates to the rows of t
           if (non_finite_value != -infinity<T>) with(orf<T>(d, m, 7), Normalization::none());
           if (std::isnan(non_finite_value)) with(EluFeatures<T>(d), Normalization::unit());
         }
+}
+
+namespace {
+
+// a user's own map, whose features depend on channel 0 alone
+struct OfFirstChannel {
+  using Scalar = double;
+  static constexpr bool is_positive = true;
+  Index input_dim() const { return d; }
+  Index output_dim() const { return 2; }
+  Matrix<double> queries(const MatrixView<double>& x) const {
+    Matrix<double> phi = Matrix<double>::Ones(x.rows(), 2);
+    phi.col(1) = x.col(0).array().square();
+    return phi;
+  }
+  Matrix<double> keys(const MatrixView<double>& x) const { return queries(x); }
+  Matrix<double> backward(const MatrixView<double>& x, const MatrixView<double>&,
+                          const MatrixView<double>& dphi) const {
+    Matrix<double> dx = Matrix<double>::Zero(x.rows(), d);
+    dx.col(0) = 2 * x.col(0).cwiseProduct(dphi.col(1));
+    return dx;
+  }
+};
+
+// that exactly the rows and gradients that depend on a non-finite query or key are NaN, and the others those without it
+template <class F>
+void check_whatever_features_depend_on(const F& features, AttentionOptions options, Index offset = 0) {
+  const Index n = 60;
+  Vector<double> b = random_table<double>(n, 3);
+  for (Index l = 0; l < b.size(); ++l)
+    if (std::abs(l - n) > 25 || l % 7 == 3) b[l] = -infinity<double>;
+  const RelativePosition<double> position(b);
+  const Attention attention(features, position, options);
+  const CallOptions call{.offset = offset};
+  const Tokens<double> clean = random_tokens<double>(n, n, d, d_v);
+  const Matrix<double> dy = normal<double>(n, d_v, 6);
+  const auto attends = [&](Index i, Index j) {
+    return (options.direction == Direction::bidirectional || j <= i + offset) &&
+           position.bias()[j - i - offset] > -infinity<double>;
+  };
+  Saved<double> saved;
+  const Matrix<double> clean_y = attention.forward(clean.q, clean.k, clean.v, saved, call);
+  const Gradients<double> clean_g = attention.backward(saved, dy);
+  for (const bool is_query : {true, false})
+    for (const double non_finite_value : {nan<double>, infinity<double>, -infinity<double>})
+      for (const Index channel : {Index{0}, d - 1}) {
+        INFO(name(options.engine) << ", near " << options.near << ", sinks " << options.sinks << ", "
+                                  << non_finite_value << " in channel " << channel
+                                  << (is_query ? " of a query" : " of a key"));
+        constexpr Index at = 31;
+        Tokens<double> x = clean;
+        (is_query ? x.q : x.k)(at, channel) = non_finite_value;
+        const auto depends = [&](Index i) { return is_query ? i == at : attends(i, at); };
+        const Matrix<double> y = attention(x.q, x.k, x.v, call),
+                             saved_y = attention.forward(x.q, x.k, x.v, saved, call);
+        const Gradients<double> g = attention.backward(saved, dy);
+        Index wrong = 0, rows = 0;
+        const auto check = [&](const auto& got, const auto& expected, bool is_nan) {
+          wrong += is_nan ? !got.array().isNaN().all()
+                          : !((got - expected).cwiseAbs().maxCoeff() <= 1e-9 * (1 + expected.cwiseAbs().maxCoeff()));
+        };
+        for (Index i = 0; i < n; ++i) {
+          rows += depends(i);
+          Index j = 0;  // a row that is NaN and attends to key i
+          while (j < n && !(depends(j) && attends(j, i))) ++j;
+          check(y.row(i), clean_y.row(i), depends(i));
+          check(saved_y.row(i), clean_y.row(i), depends(i));
+          check(g.queries.row(i), clean_g.queries.row(i), depends(i));
+          check(g.keys.row(i), clean_g.keys.row(i), j < n);
+          if (j < n) check(g.values.row(i), clean_g.values.row(i), true);
+        }
+        CHECK(wrong == 0);
+        CHECK(rows > 0);
+      }
+}
+
+}  // namespace
+
+TEST_CASE("a non-finite query or key propagates whatever the features depend on", "[attention]") {
+  const Matrix<double> sample = normal<double>(40, d, 9);
+  const auto hermite = [&](Index first, Index second) {
+    return hermite_features<double>(balance<double>(sample, sample), first, second);
+  };
+  for (const Engine engine : all_engines())
+    for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
+      const AttentionOptions far{.direction = direction, .normalization = Normalization::none(), .engine = engine};
+      check_whatever_features_depend_on(OfFirstChannel(), far);
+      check_whatever_features_depend_on(hermite(0, 0), far);
+      check_whatever_features_depend_on(hermite(1, 1), far);
+      AttentionOptions unit{.direction = direction, .engine = engine};
+      check_whatever_features_depend_on(OfFirstChannel(), unit);
+      check_whatever_features_depend_on(TaylorFeatures<double>({.input_dim = d, .directions = 1}), unit);
+      unit.near = 3;
+      check_whatever_features_depend_on(hermite(0, 0), unit);
+      check_whatever_features_depend_on(hermite(0, 0), unit, 20);  // some queries have no near key
+      unit.sinks = 4;
+      check_whatever_features_depend_on(hermite(0, 0), unit);
+      check_whatever_features_depend_on(EluFeatures<double>(d), {.direction = direction, .engine = engine});
+      check_whatever_features_depend_on(EluFeatures<double>(d), far);
+    }
 }
 
 TEST_CASE("infinities of a column keep their sign, and those of both signs give NaN", "[attention]") {

@@ -19,7 +19,7 @@ TEMPLATE_TEST_CASE("the maximum of a row is over its finite entries", "[attentio
       Vector<T> x = Vector<T>::Zero(d);
       const auto is = [&](T largest, bool is_finite) {
         const RowMax<T> max = row_max(x.data(), d);
-        return max.largest == largest && max.is_finite == is_finite && all_finite(x.data(), d) == is_finite;
+        return max.largest == largest && max.is_finite == is_finite;
       };
       CHECK(is(0, true));
       x[at] = Limits::denorm_min();
@@ -36,7 +36,7 @@ TEMPLATE_TEST_CASE("the maximum of a row is over its finite entries", "[attentio
         }
       }
     }
-  CHECK((row_max<T>(nullptr, 0).largest == 0 && row_max<T>(nullptr, 0).is_finite && all_finite<T>(nullptr, 0)));
+  CHECK((row_max<T>(nullptr, 0).largest == 0 && row_max<T>(nullptr, 0).is_finite));
 }
 
 TEMPLATE_TEST_CASE("a scale is the power of two above a value, and 1 for 0", "[attention]", NPRF_TEST_SCALARS) {

@@ -17,6 +17,7 @@
 #include "nprf/attention/heads_view.hpp"
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/saved.hpp"
+#include "nprf/attention/segments.hpp"
 #include "nprf/attention/weights/prepared_segments.hpp"
 #include "nprf/core/row_quotient.hpp"
 #include "nprf/core/shapes.hpp"
@@ -35,9 +36,10 @@ class Batch {
   ~Batch();
 
   /// Sets y for q, k and v, whose shapes must match; groups of query heads share a head of keys and values. Throws
-  /// InvalidArgument before it writes anything.
+  /// InvalidArgument before it writes anything. With a `saved` lengths are those of keys.
   void forward(const HeadModels<T>& heads, const HeadsView<const T>& q, const HeadsView<const T>& k,
-               const HeadsView<const T>& v, const HeadsView<T>& y, const CallOptions& call, Saved<T>* saved);
+               const HeadsView<const T>& v, const HeadsView<T>& y, const CallOptions& call, Saved<T>* saved,
+               Lengths lengths = Lengths::of_keys);
 
   /// Sets dq, dk and dv for dy and the forward that filled `saved`. The positions must have gradient().
   GradientReport backward(const HeadModels<T>& heads, const Saved<T>& saved, const HeadsView<const T>& dy,
@@ -57,7 +59,7 @@ class Batch {
     Batch& batch;
   };
 
-  // sequence b of the batch, head h, packed sequence s
+  // sequence b of the batch, head h, segment s
   struct Item {
     Index b, h;
     std::size_t s;
@@ -167,7 +169,8 @@ Batch<T>::~Batch() = default;
 
 template <Real T>
 void Batch<T>::forward(const HeadModels<T>& heads, const HeadsView<const T>& q, const HeadsView<const T>& k,
-                       const HeadsView<const T>& v, const HeadsView<T>& y, const CallOptions& call, Saved<T>* saved) {
+                       const HeadsView<const T>& v, const HeadsView<T>& y, const CallOptions& call, Saved<T>* saved,
+                       Lengths lengths) {
   const Index n_k = k.tokens, d_v = v.channels, input_dim = heads.feature_map(0).input_dim();
   require(q.channels == input_dim, "queries: expected ", input_dim, " columns (the feature map's input_dim), got ",
           q.channels);
@@ -177,28 +180,30 @@ void Batch<T>::forward(const HeadModels<T>& heads, const HeadsView<const T>& q, 
           call.softmax_samples);
   require(call.softmax_samples == 0 || heads.feature_map(0).estimates_exp(),
           "softmax_samples: expected 0 for a feature map that does not estimate exp, got ", call.softmax_samples);
-  find_segments(call, q.batch, q.tokens, n_k, m_segments);
+  find_segments(call, q.batch, q.tokens, n_k, m_segments, lengths);
+  const bool differ = differ_by_sequence(call, lengths);
   const Index sequences = q.batch * q.heads, group = q.heads / std::max<Index>(k.heads, 1);
-  const Team team = make_team(heads, sequences, m_segments, d_v, call.poll);
+  const Team team = make_team(heads, differ ? q.heads : sequences, m_segments, d_v, call.poll);
   const EndOfCall end_of_call{*this};
   const Workspace::Scope scope(team.workspace());
   const double tolerance = call.tolerance > 0 ? call.tolerance : default_tolerance<T>;
   // gradients are those of the biases as they are, and the effect of a deviation is bounded for positive weights alone
   const bool may_deviate = !saved && heads.feature_map(0).is_positive();
   prepare_positions(heads, m_segments, d_v, {call.offset, Pass::forward, may_deviate ? tolerance / 4 : 0}, team);
-  const std::size_t segments = m_segments.size();
+  const std::size_t segments = differ ? 1 : m_segments.size();  // of a sequence
   if (static_cast<Index>(segments) > std::numeric_limits<Index>::max() / std::max<Index>(sequences, 1))
     throw std::length_error("nprf: the number of packed sequences, batch x heads x cumulative lengths, overflows");
   const Index items = sequences * static_cast<Index>(segments);
   m_reports.assign(static_cast<std::size_t>(items), Report{});
   m_differences.assign(m_reports.size(), SoftmaxDifference{});
-  if (call.check_finite) require_finite(q, k, v, call, team);
+  if (call.check_finite) require_finite(q, k, v, call, team, lengths);
   if (saved) {
     saved->m_attention = nullptr;  // invalid until the call has succeeded
     saved->m_sequences.resize(static_cast<std::size_t>(items));
   }
   team.run_nested(items, [&](Index index, const Team& part) {
-    const Item item = item_at(index, q.heads, segments);
+    Item item = item_at(index, q.heads, segments);
+    if (differ) item.s = static_cast<std::size_t>(item.b);
     const auto [b, h, s] = item;
     const Segment& x = m_segments[s];
     SequenceInputs<T> inputs = inputs_of(q(b, h), k(b, h / group), v(b, h / group), x, b, call);

@@ -11,6 +11,7 @@
 #include "nprf/attention/fallback/non_finite.hpp"
 #include "nprf/attention/heads_view.hpp"
 #include "nprf/attention/options.hpp"
+#include "nprf/attention/segments.hpp"
 #include "nprf/core/error.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
@@ -34,7 +35,7 @@ Index first_non_finite(const X& x, std::span<const bool> mask, Index rows) {
 /// the first one, in the order of sequences, heads, and queries, keys, values. O(n (d + d_v)) for each head.
 template <Real T>
 void require_finite(const HeadsView<const T>& q, const HeadsView<const T>& k, const HeadsView<const T>& v,
-                    const CallOptions& call, const Team& team) {
+                    const CallOptions& call, const Team& team, Lengths lengths = Lengths::of_keys) {
   const Index batch = q.batch, heads = q.heads;
   struct Part {
     const char* name;
@@ -49,7 +50,7 @@ void require_finite(const HeadsView<const T>& q, const HeadsView<const T>& k, co
     const auto [part, h, b] = place(task);
     if (h >= parts[part].x.heads) return Index{-1};  // keys and values have fewer heads than queries
     const auto x = parts[part].x(b, h);
-    if (part == 0) return detail::first_non_finite(x, {}, x.rows());
+    if (part == 0 && lengths == Lengths::of_keys) return detail::first_non_finite(x, {}, x.rows());
     const Index length = call.lengths.empty() ? x.rows() : call.lengths[static_cast<std::size_t>(b)];
     std::span<const bool> mask = call.key_mask;
     if (!mask.empty()) mask = mask.subspan(static_cast<std::size_t>(b * x.rows()), static_cast<std::size_t>(x.rows()));

@@ -44,17 +44,17 @@ class NonFiniteGradients {
     }
   }
 
-  /// Sets the affected entries of dA (n_q,r), dB (n_k,r), dU (n_k,d_v+1) and db to NaN.
-  void propagate(MatrixMap<T> dA, MatrixMap<T> dB, MatrixMap<T> dU, const BiasGradient& db, const Team& team) const {
+  /// Sets the affected entries of dq (n_q,d), dk (n_k,d), dU (n_k,d_v+1) and db to NaN.
+  void propagate(MatrixRef<T> dq, MatrixRef<T> dk, MatrixMap<T> dU, const BiasGradient& db, const Team& team) const {
     if (m_rows.empty()) return;
     Workspace& workspace = team.workspace();
     const Workspace::Scope scope(workspace);
-    for (const Index i : m_rows) dA.row(i).setConstant(nan);
-    auto attended = workspace.template matrix<double>(dB.rows(), 1);
+    for (const Index i : m_rows) dq.row(i).setConstant(nan);
+    auto attended = workspace.template matrix<double>(dk.rows(), 1);
     m_position.attendance().attended_keys(
         m_keys, [&](Index i, auto&& x) { x[0] = index_of(i) >= 0 ? 1 : 0; }, attended, workspace);
-    for (Index j = 0; j < dB.rows(); ++j)
-      if (attended(j, 0) > 0) dB.row(j).setConstant(nan);
+    for (Index j = 0; j < dk.rows(); ++j)
+      if (attended(j, 0) > 0) dk.row(j).setConstant(nan);
     for (Index p0 = 0; p0 + 1 < m_cols; p0 += columns) propagate_columns(p0, dU, workspace);
     if (!db.lags.empty()) propagate_to_lags(db.lags, workspace);
     propagate_to_border(db.border);

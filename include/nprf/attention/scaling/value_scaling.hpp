@@ -38,17 +38,6 @@ RowMax<T> row_max(const T* x, Index d) {
   return row;
 }
 
-/// Whether all entries of x (d) are finite. O(d), and faster than row_max().
-template <Real T>
-bool all_finite(const T* x, Index d) {
-  auto zeros = Pack<T>::all(0);  // NaN where an entry is not
-  for (Index p = 0; p < d; p += Pack<T>::size) {
-    const auto some = Pack<T>::load(x + p, d - p);
-    zeros = zeros + (some - some);
-  }
-  return zeros.sum() == 0;
-}
-
 /// A power of two above the largest magnitude, and at most twice it; 1 for 0.
 template <Real T>
 T scale_above(T largest) {

@@ -164,9 +164,8 @@ class DecodePlan<S>::Implementation {
     const bool has_tail = std::any_of(biases.begin(), biases.end(), [](const auto& one) { return one.has_tail(); });
     m_table = scratch.take<double>(biases.size(), reach + 1);
     m_slopes = scratch.take<double>(biases.size());
-    const bool attends_to_all = std::all_of(biases.begin(), biases.end(), [&](const auto& one) {
-      return one.has_tail() && std::all_of(one.from(reach), one.from(0) + 1, [](double b) { return std::isfinite(b); });
-    });
+    const bool attends_to_all =
+        std::all_of(biases.begin(), biases.end(), [](const auto& one) { return one.attends_to_all(); });
     m_bias = {m_table, m_slopes, static_cast<int>(biases.size()), reach, attends_to_all};
     m_counts = scratch.take<DecodeCounts>(1);
     m_states = DecodeStates::take(scratch, {.batch = static_cast<int>(m_shape.batch),
