@@ -61,7 +61,7 @@ def test_replace_attention():
         exact = model.double()(x.double(), mask.double())
         loses = (expected - exact).abs().max()
         model.float()
-        assert nprf.torch.replace_attention(model, near=30) == 2  # every pair has its exact weight
+        assert nprf.torch.replace_attention(model, near=30) == 2  # None: every pair has its exact weight
         # in the same arithmetic it loses about as much: a tenfold more would be a fault
         assert 0 < (model(x, mask) - exact).abs().max() <= 10 * loses
         # each query's row of the mask, and one by which they differ
@@ -77,17 +77,88 @@ def test_replace_attention():
             ValueError, match=r"hidden_states: expected at most 30 tokens \(near\) without features, got 31"
         ):
             model(torch.randn(2, 31, 24))
-        layer, other = model.layers[0], torch.nn.Embedding(16, 3)
-        assert torch.equal(layer(x, cache_position=torch.arange(30))[0], layer(x)[0])  # as some versions of T5 pass it
-        layer.relative_attention_bias = other
-        before = layer(x)[0]
-        other.weight.zero_()
-        assert not torch.equal(layer(x)[0], before)  # a bias that has been replaced is used
-    for name in ("past_key_values", "position_bias", "attention_mask", "use_cache"):
-        with pytest.raises(ValueError, match=f"{name}: expected None"):
-            model.layers[0](x, **{name: True})
-    with pytest.raises(ValueError, match="relative_attention_bias"):
+    with pytest.raises(ValueError, match="layers.0: expected a module with relative_attention_bias in this layer"):
         nprf.torch.replace_attention(encoder_without_bias())
+
+
+def test_arguments_of_replaced_attention():
+    model, x = T5Encoder(), torch.randn(2, 30, 24)
+    model.layers[1].is_decoder = True
+    nprf.torch.replace_attention(model, near=30)
+    layer, causal = model.layers
+    y = layer(x)[0]
+    # as some versions and trainers pass them
+    others = {"cache_position": torch.arange(30), "output_hidden_states": True, "num_items_in_batch": torch.tensor(3)}
+    assert torch.equal(layer(x, **others, output_attentions=False, use_cache=None, is_causal=False)[0], y)
+    assert torch.equal(causal(x, is_causal=True)[0], causal(x)[0])
+    for name in ("past_key_values", "cache", "use_cache"):
+        with pytest.raises(ValueError, match=rf"{name}: expected None \(and use_cache=False\), got bool"):
+            layer(x, **{name: True})
+    for name in ("position_bias", "attention_mask", "key_value_states", "layer_head_mask", "position_ids"):
+        with pytest.raises(ValueError, match=f"{name}: expected None, got Tensor"):
+            layer(x, **{name: torch.ones(1)})
+    for each, wrong in ((layer, True), (causal, False)):
+        with pytest.raises(ValueError, match=f"is_causal: expected {not wrong}"):
+            each(x, is_causal=wrong)
+    with pytest.raises(ValueError, match="output_attentions: expected False, since no n x n matrix is formed"):
+        layer(x, output_attentions=True)
+
+
+def test_a_bias_that_is_replaced_later_is_that_of_all_layers():
+    model, x, other = T5Encoder(), torch.randn(2, 30, 24), torch.nn.Embedding(16, 3)
+    ours = copy.deepcopy(model)
+    nprf.torch.replace_attention(ours, near=30)
+    model.layers[0].relative_attention_bias = ours.layers[0].relative_attention_bias = other
+    with torch.no_grad():
+        y = ours(x)
+        exact = copy.deepcopy(model).double()(x.double())
+        assert (y - exact).abs().max() <= 10 * (model(x) - exact).abs().max()
+    y = ours(x).sum()
+    both = torch.autograd.grad(y, other.weight)[0]
+    ours.layers[1]._bias_of = None
+    ours.layers[1].relative_attention_bias = copy.deepcopy(other)
+    of_first, of_second = torch.autograd.grad(
+        ours(x).sum(), [layer.relative_attention_bias.weight for layer in ours.layers]
+    )
+    torch.testing.assert_close(both, of_first + of_second, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_refused_changes_nothing():
+    with pytest.raises(ValueError, match="classes T5Attention, .*, UMT5Attention, got a Linear with no attention"):
+        nprf.torch.replace_attention(torch.nn.Linear(3, 3))
+    with pytest.raises(ValueError, match="got a TransformerEncoderLayer with MultiheadAttention$"):
+        nprf.torch.replace_attention(torch.nn.TransformerEncoderLayer(8, 2))
+    model = T5Encoder()
+    layers = list(model.layers)
+
+    def of_the_first(name, d):
+        return [nprf.taylor(d)] * (3 if name == "layers.0" else 2)
+
+    for error, features in (
+        ("features: expected one map, or 3 .heads., got 2", of_the_first),
+        ("features: expected a map of vectors of 8 numbers", nprf.taylor(9)),
+    ):
+        with pytest.raises(ValueError, match=error):
+            nprf.torch.replace_attention(model, features)
+    assert list(model.layers) == layers
+    nprf.torch.replace_attention(model)
+    for function in (nprf.torch.replace_attention, lambda x: nprf.torch.calibrated_features(x, None)):
+        with pytest.raises(ValueError, match="attention has not been replaced, but layers.0 has been"):
+            function(model)
+    del layers[0].o
+    with pytest.raises(ValueError, match="layers.0: expected a T5Attention with o, got one without"):
+        nprf.torch.replace_attention(torch.nn.ModuleDict({"layers": torch.nn.ModuleList(layers)}))
+
+
+def test_a_module_with_several_places_stays_one():
+    model, x = T5Encoder(), torch.randn(2, 30, 24)
+    model.layers.append(model.layers[1])
+    with torch.no_grad():
+        exact = copy.deepcopy(model).double()(x.double())
+        loses = (model(x) - exact).abs().max()
+        assert nprf.torch.replace_attention(model, near=30) == 2
+        assert model.layers[2] is model.layers[1] and type(model.layers[1]) is nprf.torch.T5SelfAttention
+        assert (model(x) - exact).abs().max() <= 10 * loses
 
 
 def test_replaced_attention_beyond_the_near_field():
@@ -111,7 +182,8 @@ def test_replaced_attention_beyond_the_near_field():
 
         features = calibrated(num_features=30)
         assert error(features) < 0.03
-        assert error(features) < error(nprf.taylor(8)) / 4
+        with pytest.warns(UserWarning, match=r"features: expected maps that are calibrated .*, got TaylorFeatures\("):
+            assert error(features) < error(nprf.taylor(8)) / 4
         assert (
             calibrated(target_error=0.5)("layers.1", 8).maps[0].output_dim < features("layers.1", 8).maps[0].output_dim
         )
@@ -120,15 +192,52 @@ def test_replaced_attention_beyond_the_near_field():
     assert not any(module._forward_hooks for layer in model.layers for module in (layer.q, layer.k, layer.v))
 
 
+def test_reports_and_promised_errors():
+    model, n = T5Encoder(), 256
+    for layer in model.layers:
+        torch.nn.init.normal_(layer.q.weight, std=0.08)
+    sample, x = torch.randn(8, n, 24), torch.randn(4, n, 24)
+    features = nprf.torch.calibrated_features(model, lambda: model(sample), near=16, num_features=30)
+    promised, found = features.softmax_errors, {}
+    assert list(promised) == ["layers.0", "layers.1"]
+    assert f"layers.1: {100 * promised['layers.1']:.2g} %" in repr(features)
+    nprf.torch.replace_attention(model, features, report=found.__setitem__, softmax_samples=64)
+    with torch.no_grad():
+        y = model(x)
+    for name, error in promised.items():
+        assert found[name].compared_rows == 4 * 3 * 64
+        assert error / 2 < found[name].softmax_error < 2 * error  # of other inputs
+    for layer in model.layers:
+        layer.report = None
+    with torch.no_grad():
+        assert torch.equal(model(x), y)
+
+
+def test_sinks_of_replaced_attention():
+    model, x = T5Encoder(), torch.randn(2, 60, 24)
+    with torch.no_grad():
+        exact = copy.deepcopy(model).double()(x.double())
+        loses = (model(x) - exact).abs().max()
+        calibrated = nprf.torch.calibrated_features(model, lambda: model(x), near=8, sinks=3, num_features=20)
+        for name, value in (("near", 9), ("near", 0), ("sinks", 0)):
+            with pytest.raises(ValueError, match=f"{name}: expected {8 if name == 'near' else 3}, for which"):
+                nprf.torch.replace_attention(model, calibrated, **{name: value})
+        ours = copy.deepcopy(model)
+        nprf.torch.replace_attention(ours, calibrated)
+        assert [(layer.near, layer.sinks) for layer in ours.layers] == [(8, 3), (8, 3)]
+        nprf.torch.replace_attention(model, calibrated.__call__, near=0, sinks=60)  # all keys are exact
+        assert (model(x) - exact).abs().max() <= 10 * loses
+
+
 def test_replaced_attention_keeps_the_state_dict():
     model = T5Encoder()
     state = model.state_dict()
-    nprf.torch.replace_attention(model, nprf.taylor(8), near=8)
+    nprf.torch.replace_attention(model, near=30)
     assert model.state_dict().keys() == state.keys()
     model.load_state_dict(state)
     other = copy.deepcopy(model)  # whose layers share its own bias
     torch.nn.init.normal_(other.layers[0].relative_attention_bias.weight)
-    assert other.layers[1]._bias[0] is other.layers[0].relative_attention_bias
+    assert other.layers[1]._bias() is other.layers[0].relative_attention_bias
     model(torch.randn(2, 30, 24)).sum().backward()
     assert model.layers[0].relative_attention_bias.weight.grad.any()
 
@@ -139,23 +248,44 @@ def encoder_without_bias():
     return model
 
 
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_t5_of_transformers(implementation):
+def model_of_transformers(kind, implementation):
     transformers = pytest.importorskip("transformers", reason="it is not installed: pip install transformers")
-    config = transformers.T5Config(
-        vocab_size=50, d_model=24, d_kv=8, d_ff=32, num_layers=2, num_heads=3, relative_attention_num_buckets=16,
-        relative_attention_max_distance=20, dropout_rate=0.0, decoder_start_token_id=0, pad_token_id=0,
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=50, d_model=24, d_kv=8, d_ff=32, num_layers=2, num_decoder_layers=2, num_heads=3,
+        relative_attention_num_buckets=16, relative_attention_max_distance=20, dropout_rate=0.0,
+        decoder_start_token_id=0, pad_token_id=0,
     )  # fmt: skip
-    model = transformers.T5ForConditionalGeneration._from_config(config, attn_implementation=implementation).eval()
+    of_kind = getattr(transformers, f"{kind}ForConditionalGeneration")
+    model = of_kind._from_config(config, attn_implementation=implementation).eval()
     for name, parameter in model.named_parameters():
         if "relative_attention_bias" in name:
             torch.nn.init.normal_(parameter)
+    return model
+
+
+kinds = {
+    "T5": ["eager", "sdpa"],
+    "MT5": ["sdpa"],
+    "UMT5": ["eager", "sdpa"],
+    "SwitchTransformers": ["eager"],
+    "Pop2Piano": ["sdpa"],
+}
+
+
+@pytest.mark.parametrize("kind, implementation", [(kind, each) for kind in kinds for each in kinds[kind]])
+def test_models_of_transformers(kind, implementation):
+    model = model_of_transformers(kind, implementation)
     ours = copy.deepcopy(model)
     assert nprf.torch.replace_attention(ours, near=60) == 4  # two of the encoder, two of the decoder
     tokens, of_decoder = torch.randint(1, 50, (2, 30)), torch.randint(1, 50, (2, 11))
     padding, after, before = torch.ones(2, 30), torch.ones(2, 11), torch.ones(2, 11)
     padding[1, 12:], after[1, 6:], before[1, :4] = 0, 0, 0
-    inputs = {"input_ids": tokens, "decoder_input_ids": of_decoder, "use_cache": False}
+    inputs = {"decoder_input_ids": of_decoder, "use_cache": False}
+
+    def logits(of, **masks):
+        x = of.get_input_embeddings()(tokens)
+        return of(inputs_embeds=x, **inputs, **masks).logits
+
     for kept, masks in (
         (torch.ones(2, 11), {}),
         (torch.ones(2, 11), {"attention_mask": padding}),
@@ -163,14 +293,58 @@ def test_t5_of_transformers(implementation):
         (before, {"attention_mask": padding, "decoder_attention_mask": before}),
     ):
         with torch.no_grad():
-            exact = copy.deepcopy(model).double()(**inputs, **masks).logits[kept.bool()]
-            loses = (model(**inputs, **masks).logits[kept.bool()] - exact).abs().max()
-            assert (ours(**inputs, **masks).logits[kept.bool()] - exact).abs().max() <= 10 * loses
+            exact = logits(copy.deepcopy(model).double(), **masks)[kept.bool()]
+            loses = (logits(model, **masks)[kept.bool()] - exact).abs().max()
+            assert (logits(ours, **masks)[kept.bool()] - exact).abs().max() <= 10 * loses
+    ours.load_state_dict(model.state_dict())
+    if kind != "SwitchTransformers":  # whose encoder refuses it
+        inputs["use_cache"] = True
+        with pytest.raises(ValueError, match=r"cache: expected None \(and use_cache=False\)"):
+            logits(ours)
+
+
+def test_t5_of_transformers():
+    model = model_of_transformers("T5", "sdpa")
+    ours = copy.deepcopy(model)
+    nprf.torch.replace_attention(ours, near=60)
+    tokens, of_decoder = torch.randint(1, 50, (2, 30)), torch.randint(1, 50, (2, 11))
     generated = [each.generate(tokens, max_new_tokens=5, use_cache=False, do_sample=False) for each in (model, ours)]
     assert torch.equal(*generated)
-    ours.load_state_dict(model.state_dict())
-    with pytest.raises(ValueError, match=r"expected None \(and use_cache=False\)"):
-        ours(input_ids=tokens, decoder_input_ids=of_decoder)
+    inputs = {"input_ids": tokens, "decoder_input_ids": of_decoder, "use_cache": False}
+    with torch.no_grad():
+        theirs, states = (each(**inputs, output_hidden_states=True).encoder_hidden_states for each in (model, ours))
+    for one, other in zip(theirs, states):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
     packed = torch.block_diag(torch.ones(10, 10), torch.ones(20, 20)).bool().expand(2, 1, 30, 30)
     with pytest.raises(ValueError, match="mask: expected one by which all heads and queries"):
         ours(**inputs, attention_mask=packed)
+    with pytest.raises(ValueError, match="output_attentions: expected False"):
+        ours(**inputs, output_attentions=True)
+    ours.set_attn_implementation("eager")
+    ours.encoder.config.output_attentions = True
+    with pytest.raises(ValueError, match="output_attentions: expected False"):
+        ours(**inputs)
+
+
+@pytest.mark.parametrize(
+    "kind, found",
+    [
+        ("Bert", "BertAttention.*BertSelfAttention"),
+        ("Bloom", r"BloomAttention \(its ALiBi biases are an array that the model makes\)"),
+        ("LongT5", r"LongT5LocalAttention \(it attends to a window of tokens\)"),
+        ("MPNet", r"MPNetSelfAttention \(its biases are an array that MPNetEncoder makes\)"),
+        ("Mpt", r"MptAttention \(its ALiBi biases are an array that the model makes\)"),
+        ("Swin", r"SwinAttention \(it attends to windows of a picture\)"),
+    ],
+)
+def test_other_models_of_transformers(kind, found):
+    transformers = pytest.importorskip("transformers", reason="it is not installed: pip install transformers")
+    sizes = {
+        "vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "n_heads": 2,
+        "n_layers": 1, "intermediate_size": 64, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2,
+    }  # fmt: skip
+    if kind == "Swin":
+        sizes = {"embed_dim": 8, "depths": [1], "num_heads": [2]}
+    model = getattr(transformers, f"{kind}Model")(getattr(transformers, f"{kind}Config")(**sizes))
+    with pytest.raises(ValueError, match=f"got a {kind}Model with .*{found}"):
+        nprf.torch.replace_attention(model)
