@@ -303,6 +303,40 @@ def test_models_of_transformers(kind, implementation):
             logits(ours)
 
 
+def largest_allocation(function):
+    """In bytes, by one operation of PyTorch."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        function()
+    return max(event.self_cpu_memory_usage for event in profile.events())
+
+
+@pytest.mark.parametrize("kind, implementation", [(kind, each) for kind in kinds for each in kinds[kind]])
+@pytest.mark.parametrize("padded", [False, True])
+def test_memory_of_models_of_transformers(kind, implementation, padded):
+    """Of padding and of a causal mask it is O(n), where transformers has masks of n x n numbers."""
+    model, n = model_of_transformers(kind, implementation), 500
+    nprf.torch.replace_attention(model, near=n)
+    long, short = torch.randn(1, n, 24), torch.randn(1, 3, 24)
+    masks = {}
+    if padded:
+        mask = torch.arange(n)[None] < n - 7
+        masks = {"attention_mask": mask.long()}
+        model.encoder(None, mask, inputs_embeds=long)  # also by position
+    with torch.no_grad():
+        of_encoder = largest_allocation(lambda: model.encoder(inputs_embeds=long, **masks))
+        others = {"encoder_hidden_states": short, "use_cache": False}  # of cross attention
+        of_decoder = largest_allocation(lambda: model.decoder(inputs_embeds=long, **masks, **others))
+    assert n * 24 * 4 <= of_encoder < n * n / 2 and n * 24 * 4 <= of_decoder < n * n / 2
+
+
+def test_memory_of_expanded_masks():
+    model, n = T5Encoder(), 500
+    nprf.torch.replace_attention(model, near=n)
+    mask = (torch.arange(n) < n - 7).expand(1, 3, n, n)
+    with torch.no_grad():
+        assert largest_allocation(lambda: model(torch.randn(1, n, 24), mask)) < n * n / 2
+
+
 def test_t5_of_transformers():
     model = model_of_transformers("T5", "sdpa")
     ours = copy.deepcopy(model)
@@ -320,6 +354,9 @@ def test_t5_of_transformers():
         ours(**inputs, attention_mask=packed)
     with pytest.raises(ValueError, match="output_attentions: expected False"):
         ours(**inputs, output_attentions=True)
+    compiled = torch.compile(ours.encoder, fullgraph=True, backend="aot_eager")
+    for masks in ({}, {"attention_mask": torch.arange(30) < torch.tensor([[30], [12]])}):
+        assert torch.equal(compiled(tokens, **masks).last_hidden_state, ours.encoder(tokens, **masks).last_hidden_state)
     ours.set_attn_implementation("eager")
     ours.encoder.config.output_attentions = True
     with pytest.raises(ValueError, match="output_attentions: expected False"):

@@ -15,6 +15,7 @@ from .._attention import Calibration, calibrate
 from .._normalization import Normalization
 from ..features import CalibratedFeatures, CentredFeatures, Features, FeaturesLike, HeadFeatures
 from ..positions import T5
+from ._stacks import keep_masks_short
 from ._t5 import T5SelfAttention, UMT5SelfAttention
 
 if TYPE_CHECKING:
@@ -26,19 +27,16 @@ class _Kind(NamedTuple):
 
     classes: tuple[str, ...]
     parts: tuple[str, ...]
-    shares_bias: bool  # a layer without a bias uses that of a layer before it
     replacement: type[T5SelfAttention]
+    shares_bias: bool = True  # a layer without a bias uses that of a layer before it
+    short_masks: bool = False  # the encoder makes masks [batch, 1, 1, n] itself, and takes no others
 
 
 _parts_of_t5 = ("q", "k", "v", "o", "n_heads", "has_relative_attention_bias")
 _kinds = (
-    _Kind(
-        ("T5Attention", "MT5Attention", "SwitchTransformersAttention", "Pop2PianoAttention"),
-        _parts_of_t5,
-        True,
-        T5SelfAttention,
-    ),
-    _Kind(("UMT5Attention",), _parts_of_t5, False, UMT5SelfAttention),
+    _Kind(("T5Attention", "MT5Attention", "Pop2PianoAttention"), _parts_of_t5, T5SelfAttention),
+    _Kind(("SwitchTransformersAttention",), _parts_of_t5, T5SelfAttention, short_masks=True),
+    _Kind(("UMT5Attention",), _parts_of_t5, UMT5SelfAttention, shares_bias=False),
 )
 
 # classes that are alike, and why they are not in the list
@@ -191,7 +189,8 @@ def replace_attention(
     replaced module calls with its name and its nprf.Report, with softmax_samples as in nprf.attention.
 
     ValueError, which changes nothing, if nothing was found, if attention has been replaced before, and for features
-    that do not fit. UserWarning for maps that are not calibrated.
+    that do not fit. UserWarning for maps that are not calibrated. A mask [batch, n] of padding goes to the layers as it
+    is, where transformers would make n x n numbers of it.
     """
     near, sinks = _near_and_sinks(features, near, sinks)
     found = _self_attentions(model)
@@ -211,6 +210,8 @@ def replace_attention(
     for each, new in zip(found, made):
         for parent, name in each.places:
             setattr(parent, name, new)
+        if new.causal or not each.kind.short_masks:
+            keep_masks_short(model, each.name, new.causal)
     return len(made)
 
 
