@@ -851,6 +851,18 @@ def test_a_layer_token_by_token(name):
     assert not y.requires_grad and decoder.state.tokens == [50, 50]
     torch.testing.assert_close(y, expected, **close)
     decoder.state.reset()
+    padded, counts = x.clone(), torch.tensor([7, 0])
+    padded[0, 7:], padded[0, :7] = x[0, :43], 9
+    y = decoder(padded, key_padding_mask=torch.arange(50) < counts[:, None])
+    assert decoder.state.tokens == [43, 50] and torch.equal(y[0, :7], layer.out_proj(torch.zeros_like(y[0, :7])))
+    decoder.state.reset()
+    without = decoder(x, lengths=[43, 50])
+    assert torch.equal(y[0, 7:], without[0, :43]) and torch.equal(y[1], without[1])
+    with pytest.raises(ValueError, match="lengths: expected none beside a key_padding_mask"):
+        decoder(x, [50, 50], torch.zeros(2, 50, dtype=torch.bool))
+    with pytest.raises(ValueError, match="key_mask: expected padding .* before the tokens"):
+        decoder(x, key_padding_mask=torch.arange(50) > counts[:, None])
+    decoder.state.reset()
     y = decoder(x, lengths=[50, 30])
     torch.testing.assert_close(y[0], expected[0], **close)
     torch.testing.assert_close(y[1, :30], expected[1, :30], **close)
