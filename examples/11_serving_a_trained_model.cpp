@@ -8,8 +8,6 @@
 //
 //     11_serving_a_trained_model [FOLDER]     reads queries.npy, keys.npy, values.npy (heads, tokens, channels)
 
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <exception>
 #include <filesystem>
@@ -18,21 +16,11 @@
 #include <vector>
 
 #include "examples/support/head_arrays.hpp"
+#include "examples/support/measure.hpp"
 
 using namespace nprf;
 
 namespace {
-
-template <class F>
-double milliseconds(const F& run) {
-  double best = 1e30;
-  for (int repeat = 0; repeat < 3; ++repeat) {
-    const auto begin = std::chrono::steady_clock::now();
-    run();
-    best = std::min(best, std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count());
-  }
-  return best;
-}
 
 // the error over the whole text, whose first tokens are sinks or not
 void print_sinks(const demo::HeadArray& q, const demo::HeadArray& k, const demo::HeadArray& v) {
@@ -88,12 +76,13 @@ bool serve(const std::filesystem::path& folder) {
                                             {.num_features = 33, .near = 32, .normalization = Normalization::none()});
   const Attention attention(calibration.features, position, {.normalization = Normalization::none(), .near = 32});
   const Matrix<float> queries = q.repeated(half, n), keys = k.repeated(half, n), values = v.repeated(half, n);
-  const double fast = milliseconds([&] { attention(queries, keys, values); }),
-               exact = milliseconds([&] {
-                 reference::softmax_attention<float>(queries, keys, values, position, Direction::bidirectional,
-                                                     Normalization::none());
-               });
-  std::printf("\none head, the text repeated to %td tokens: %.1f ms; exact softmax %.1f ms\n", n, fast, exact);
+  const double fast = 1e3 * demo::median_seconds([&] { attention(queries, keys, values); }),
+               exact = 1e3 * demo::median_seconds([&] {
+                         reference::softmax_attention<float>(queries, keys, values, position, Direction::bidirectional,
+                                                             Normalization::none());
+                       });
+  std::printf("\none head on one thread, the text repeated to %td tokens: %.1f ms; exact softmax %.1f ms\n", n, fast,
+              exact);
   return is_near;
 }
 

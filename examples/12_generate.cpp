@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "examples/support/character_model.hpp"
+#include "examples/support/measure.hpp"
 
 using namespace nprf;
 using demo::Layer, demo::CharacterModel, demo::Text, demo::of_heads;
@@ -108,17 +109,19 @@ float generate(CharacterModel& model, const Text& text, Index prompt, Index char
   return (at_once.bottomRows(characters) - rows).cwiseAbs().maxCoeff();
 }
 
-/// Characters a second by this attention: the mean of the next 256.
+/// Characters a second by this attention, on one thread: the mean of the next 256.
 template <class Attend>
 double speed(CharacterModel& model, const Text& text, Attend& attend) {
   constexpr std::size_t characters = 256;
-  const auto start = std::chrono::steady_clock::now();
-  for (std::size_t t = 0; t < characters; ++t) model.logits({text.tokens[t]}, attend);
-  return characters / std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const demo::OneThread one_thread;
+  return characters / demo::processor_seconds([&] {
+           for (std::size_t t = 0; t < characters; ++t) model.logits({text.tokens[t]}, attend);
+         });
 }
 
 void print_speeds(CharacterModel& model, const Text& text, Index most) {
-  std::printf("\n%9s %22s %12s %22s %12s\n", "tokens", "Decoder: tokens/s", "KiB", "exact softmax: tokens/s", "KiB");
+  std::printf("\non one thread:\n%9s %22s %12s %22s %12s\n", "tokens", "Decoder: tokens/s", "KiB",
+              "exact softmax: tokens/s", "KiB");
   States states(model);
   Caches caches(model);
   std::vector<Index> prompt;

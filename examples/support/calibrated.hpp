@@ -29,7 +29,7 @@ inline void print_calibrated(const Arrays& arrays, const CalibratedPlan& plan) {
       "2. Calibrated features and a near field\n\n"
       "Relative error in per cent over all heads for the second half of the text; calibrated maps and means are from\n"
       "the first half. The bias falls by 0.08 a token up to a distance of 40. Near: pairs of tokens less than so far\n"
-      "apart are exact. ms: one head of {} tokens, one thread.\n\n"
+      "apart are exact. ms: processor time of one head of {} tokens, one thread.\n\n"
       "{:<24}{:>9}{:>6}{:>9}{:>12}{:>9}\n",
       plan.length, "map", "features", "near", "norm 1", "own norms", "ms");
 

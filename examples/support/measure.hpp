@@ -2,7 +2,7 @@
 #pragma once
 
 #include <algorithm>
-#include <chrono>
+#include <ctime>
 #include <limits>
 #include <nprf/nprf.hpp>
 #include <vector>
@@ -16,16 +16,33 @@ inline double relative_error(const nprf::Matrix<float>& y, const nprf::Matrix<fl
   return difference / size;
 }
 
-/// Seconds that work() takes: the median of what fits into the budget. The first call, which may plan and touches
-/// memory for the first time, counts only if it alone exceeds the budget.
+/// Seconds of processor time that work() takes, of all threads together: unlike the time on the wall they hardly depend
+/// on what else the machine does.
+template <class Work>
+double processor_seconds(Work&& work) {
+  const std::clock_t start = std::clock();
+  work();
+  return static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
+}
+
+/// Calls use one thread while it lives.
+class OneThread {
+ public:
+  OneThread() { nprf::set_num_threads(1); }
+  ~OneThread() { nprf::set_num_threads(m_before); }
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
+
+ private:
+  nprf::Index m_before = nprf::num_threads();
+};
+
+/// Seconds of processor time that work() takes on one thread: the median of what fits into the budget. The first call,
+/// which may plan and touches memory for the first time, counts only if it alone exceeds the budget.
 template <class Work>
 double median_seconds(Work&& work, double budget = 0.2) {
-  using Clock = std::chrono::steady_clock;
-  const auto once = [&] {
-    const auto start = Clock::now();
-    work();
-    return std::chrono::duration<double>(Clock::now() - start).count();
-  };
+  const OneThread one_thread;
+  const auto once = [&] { return processor_seconds(work); };
   const double first = once();
   if (first > budget) return first;
 

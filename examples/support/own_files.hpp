@@ -5,7 +5,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -76,8 +75,8 @@ struct Summary {
 inline void print(const Summary& summary, const Heads& y, bool estimates_softmax) {
   std::vector<std::string> engines;
   for (const auto& [engine, heads] : summary.engines) engines.push_back(fmt::format("{} ({})", engine, heads));
-  fmt::print("\nheads    {} in {:.1f} ms, engine {}, workspace {:.2f} MiB\n", y.size(), 1e3 * summary.seconds,
-             fmt::join(engines, ", "), static_cast<double>(summary.workspace_bytes) / (1 << 20));
+  fmt::print("\nheads    {} in {:.1f} ms of processors, engine {}, workspace {:.2f} MiB\n", y.size(),
+             1e3 * summary.seconds, fmt::join(engines, ", "), static_cast<double>(summary.workspace_bytes) / (1 << 20));
   fmt::print("rows     {}, of which recomputed {}, indefinite {}, empty {}, not finite {}\n", y.size() * y.tokens(),
              summary.repaired_rows, summary.indefinite_rows, summary.empty_rows, summary.rows_not_finite);
   if (summary.errors.empty()) {
@@ -173,9 +172,7 @@ inline Summary attend(const OwnFiles& files, const Arrays& arrays,
     const auto& position = positions[static_cast<std::size_t>(h)];
     const nprf::Attention attention(features, position, options);
     nprf::Report report;
-    const auto start = std::chrono::steady_clock::now();
-    y[h] = attention(q[h], k[h], v[h], {.report = &report});
-    summary.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    summary.seconds += processor_seconds([&] { y[h] = attention(q[h], k[h], v[h], {.report = &report}); });
     summary.add(report, y[h]);
     if (compares) {
       const Matrix<float> softmax = nprf::reference::softmax_attention<float>(q[h], k[h], v[h], position,

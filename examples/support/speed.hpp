@@ -40,7 +40,7 @@ inline Matrix<float> repeated(const Eigen::Ref<const Matrix<float>>& x, Index n,
 /// Times exact softmax and nprf on longer and longer sequences made of one head's tokens, and prints a row for each.
 inline std::vector<SpeedRow> print_speed(const Arrays& arrays, const SpeedPlan& plan) {
   fmt::print(
-      "3. Time for one head, one thread: d = {}, m = {}, float, q and k of length 1\n\n"
+      "3. Processor time for one head, one thread: d = {}, m = {}, float, q and k of length 1\n\n"
       "The tokens of head 0, repeated with a little noise. t5: 32 buckets; dense: a bias of its own for every lag.\n\n"
       "{:>7}{:>10}{:>14}{:>10}{:>9}{:>9}{:>9}{:>9}\n",
       arrays.queries.channels(), plan.num_features, "n", "position", "softmax ms", "ours ms", "ratio", "MiB", "engine",

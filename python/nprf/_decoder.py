@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, Union, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ._attention import Array, Attention, CallOptions, call_of
 from ._native import as_array, check_types, native_of
@@ -20,6 +21,36 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ._core import Report
+
+
+def left_padding(key_mask: Any, batch: int, n: int) -> NDArray[np.int64]:
+    """How many of the n tokens of each sequence are padding, from a mask [batch, n], or [n] of one sequence, False for
+    padding. ValueError for padding after tokens."""
+    mask = np.asarray(as_array(key_mask, "key_mask"))
+    if mask.dtype != np.bool_:
+        raise TypeError(f"key_mask: expected bool, got {mask.dtype}")
+    if mask.shape != (batch, n) and (batch > 1 or mask.shape != (n,)):
+        raise ValueError(f"key_mask: expected {batch} x {n} (sequences, keys), got the shape {[*mask.shape]}")
+    mask = mask.reshape(batch, n)
+    falls = mask[:, :-1] & ~mask[:, 1:]
+    if falls.any():
+        sequence, token = (int(each) for each in np.argwhere(falls)[0])
+        raise ValueError(
+            f"key_mask: expected padding (False) before the tokens of a sequence alone, got some after token {token} "
+            f"of sequence {sequence}; padding at the end is given by lengths"
+        )
+    padding: NDArray[np.int64] = n - mask.sum(axis=1)
+    return padding
+
+
+def _rolled(x: Array, shifts: NDArray[np.int64], axis: int) -> Array:
+    """Sequence b of an array, moved by shifts[b] tokens to the front, those at the front to the end. The axis of tokens
+    is counted from the end."""
+    n = x.shape[axis]
+    index = (np.arange(n) + shifts[:, None]) % max(n, 1)
+    shape = [1] * x.ndim
+    shape[0], shape[axis] = index.shape[0] if x.ndim == 4 else 1, n
+    return np.take_along_axis(x, index.reshape(shape), axis)
 
 
 class _OneCall:
@@ -51,7 +82,8 @@ class Decoder:
     Arrays are [batch, heads, tokens, d], or for one sequence [heads, tokens, d] or [tokens, d]; with
     layout="tokens_first" [batch, tokens, heads, d] or [tokens, heads, d]. Keys and values may have fewer heads. Options
     of a call: lengths, the tokens that each sequence gets, later rows of y are zero; check_finite; threads; layout; for
-    prefill of empty sequences also tolerance and softmax_samples.
+    prefill also key_mask [batch, tokens], False for padding before the tokens of a sequence, which it does not get and
+    whose rows of y are zero, and of empty sequences tolerance and softmax_samples.
 
     A decoder is mutable: it can be pickled and copied with its state, and is equal only to itself. A call during
     another one of the same decoder raises RuntimeError. ValueError for shapes and options that do not fit, which change
@@ -94,7 +126,24 @@ class Decoder:
     ) -> Union[Array, tuple[Array, Report]]:
         """Appends the tokens, and returns y in q's shape with the channels of v, or with report=True (y, Report): by
         Attention if all sequences are empty, in O(n log n) or O(n), and otherwise by steps."""
-        return self._append(q, k, v, report, options, True)
+        if options.get("key_mask") is None:
+            return self._append(q, k, v, report, options, True)
+        if options.get("lengths") is not None:
+            raise ValueError("lengths: expected none beside a key_mask, got some")
+        q, k, v = as_array(q, "queries"), as_array(k, "keys"), as_array(v, "values")
+        axis = -3 if options.get("layout") == "tokens_first" and q.ndim > 2 else -2
+        key_mask, options = options["key_mask"], {**options, "key_mask": None}
+        n = q.shape[axis] if q.ndim > 1 else 0
+        fits = [x.ndim in (2, 3, 4) and x.ndim == q.ndim and x.shape[axis] == n for x in (q, k, v)]
+        if not all(fits) or (q.shape[0] if q.ndim == 4 else 1) != self.batch:
+            return self._append(q, k, v, report, options, True)  # ValueError that names what does not fit
+        padding = left_padding(key_mask, self.batch, n)
+        options["lengths"] = [int(n - each) for each in padding]
+        q, k, v = (_rolled(x, padding, axis) for x in (q, k, v))
+        found = self._append(q, k, v, report, options, True)
+        if isinstance(found, tuple):
+            return _rolled(found[0], -padding, axis), found[1]
+        return _rolled(found, -padding, axis)
 
     @overload
     def step(
@@ -107,7 +156,9 @@ class Decoder:
     def step(
         self, q: Any, k: Any, v: Any, *, report: bool = False, **options: Unpack[CallOptions]
     ) -> Union[Array, tuple[Array, Report]]:
-        """The same by steps, for one token or a few."""
+        """The same by steps, for one token or a few, without a key_mask."""
+        if options.get("key_mask") is not None:
+            raise ValueError("key_mask: expected None for steps, which have lengths, got a mask")
         return self._append(q, k, v, report, options, False)
 
     def _append(

@@ -63,6 +63,26 @@ class RelativePosition(Position):
         self._set(b=frozen_array(b, "b", (1, 2)))
         self._native(native_of(self.b.dtype, "position"), False)
 
+    @classmethod
+    def of_matrix(cls, matrix: Any) -> RelativePosition:
+        """The position of biases as an array [n, n] of queries and keys, [heads, n, n] or [1, heads, n, n], which must
+        be the same along diagonals. ValueError, which names the first entry that differs from that before it on its
+        diagonal, for another array. O(heads n^2)."""
+        x = frozen_array(matrix, "matrix", (2, 3, 4))
+        x = x[0] if x.ndim == 4 and x.shape[0] == 1 else x
+        n = x.shape[-1]
+        if x.ndim == 4 or x.shape[-2] != n or n == 0:
+            raise ValueError(f"matrix: expected [n, n], [heads, n, n] or [1, heads, n, n], got the shape {[*x.shape]}")
+        differs = x[..., 1:, 1:] != x[..., :-1, :-1]
+        if differs.any():
+            *head, i, j = (int(each) for each in np.argwhere(differs)[0])
+            before, at = (*head, i, j), (*head, i + 1, j + 1)
+            raise ValueError(
+                f"matrix{[*at]}: expected {x[before]}, that of matrix{[*before]}, since biases are the same along "
+                f"diagonals, got {x[at]}"
+            )
+        return cls(np.concatenate([x[..., :0:-1, 0], x[..., 0, :]], axis=-1))
+
     def _make(self, native: Native, causal: bool) -> Any:
         return native.Positions.relative(self._rows(native))
 
@@ -103,13 +123,17 @@ class Alibi(Position):
         return native.Positions.alibi(self._rows(native))
 
 
-def alibi_slopes(heads: int) -> NDArray[Any]:
-    """The slopes [heads] of Press et al. 2022: 2^(-8 h / heads) for a power of two, else interleaved."""
+def alibi_slopes(heads: int, bias_max: float = 8) -> NDArray[Any]:
+    """The slopes [heads] of Press et al. 2022: 2^(-bias_max h / heads) for a power of two, else interleaved. bias_max is
+    8 there, and `alibi_bias_max` of MPT's models. ValueError unless it is positive and finite."""
+    heads = index_of(heads, "heads")
     if heads < 1:
         raise ValueError(f"heads: expected at least 1, got {heads}")
+    if not 0 < bias_max < np.inf:
+        raise ValueError(f"bias_max: expected a positive finite number, got {bias_max}")
     power = 1 << (heads.bit_length() - 1)
-    slopes = 2.0 ** (-8.0 / power * np.arange(1, power + 1))
-    more = 2.0 ** (-4.0 / power * np.arange(1, 2 * power + 1, 2))
+    slopes = 2.0 ** (-bias_max / power * np.arange(1, power + 1))
+    more = 2.0 ** (-bias_max / 2 / power * np.arange(1, 2 * power + 1, 2))
     return np.concatenate([slopes, more[: heads - power]])
 
 

@@ -82,6 +82,67 @@ def test_lengths(rng):
     assert_within_bounds(y[1], expected[0, :, 4:], x[2], of_step, of_whole)
 
 
+@pytest.mark.parametrize("layout", ["heads_first", "tokens_first"])
+def test_padding_before_the_tokens(rng, layout):
+    """Sequences of 9, 3 and 0 tokens of padding, then 11, 17 and 20 others, and one of padding alone."""
+    x, counts = tokens(rng, 20, batch=4), [9, 3, 0, 20]
+    mask = np.arange(20) >= np.array(counts)[:, None]
+    options = {"features": nprf.taylor(D), "position": nprf.Alibi(nprf.alibi_slopes(H)), "near": 4, "sinks": 2}
+
+    def in_layout(each):
+        return tuple(np.swapaxes(a, -2, -3) if layout == "tokens_first" else a for a in each)
+
+    decoder = nprf.Decoder(**options, batch=4, dtype=np.float64)
+    y = in_layout([decoder.prefill(*in_layout(x), key_mask=mask, layout=layout)])[0]
+    y_and_report = nprf.Decoder(**options, batch=4, dtype=np.float64).prefill(*x, key_mask=mask, report=True)
+    assert np.array_equal(y_and_report[0], y) and y_and_report[1].compared_rows == 0
+    assert decoder.tokens == [20 - count for count in counts]
+    next_tokens = tokens(rng, 2, batch=4)
+    rows = decoder.step(*next_tokens)
+    for b, count in enumerate(counts):
+        alone = nprf.Decoder(**options, dtype=np.float64)
+        kept = [each[b : b + 1, :, count:] for each in x]
+        expected = alone.prefill(*kept)
+        assert np.array_equal(y[b, :, count:], expected[0]) and not y[b, :, :count].any()
+        assert np.array_equal(rows[b], alone.step(*(each[b] for each in next_tokens)))
+        one = nprf.Decoder(**options, dtype=np.float64)  # without an axis of the batch, and of heads
+        of_one = one.prefill(*in_layout(each[b] for each in x), key_mask=mask[b], layout=layout)
+        assert np.array_equal(in_layout([of_one])[0], y[b])
+    single = nprf.Decoder(nprf.taylor(D), dtype=np.float64)
+    assert single.prefill(*(each[0, 0] for each in x), key_mask=mask[:1]).shape == (20, V)
+    assert nprf.Decoder(nprf.taylor(D), batch=4).prefill(
+        *(each[..., :0, :].astype(np.float32) for each in x), key_mask=mask[:, :0]
+    ).shape == (4, H, 0, V)
+
+
+def test_masks_that_a_decoder_refuses(rng):
+    x = tokens(rng, 6)
+    decoder = nprf.Decoder(nprf.taylor(D), batch=B, dtype=np.float64)
+    after, between = np.ones((2, B, 6), bool)
+    after[1, 4:], between[1, [0, 2]] = False, False
+    for error, text, mask in (
+        (
+            ValueError,
+            "key_mask: expected padding .* before the tokens .* after token 3 of sequence 1; .* lengths",
+            after,
+        ),
+        (ValueError, "key_mask: expected padding .* after token 1 of sequence 1", between),
+        (ValueError, r"key_mask: expected 2 x 6 \(sequences, keys\), got the shape \[6, 2\]", after.T),
+        (ValueError, r"key_mask: expected 2 x 6 .*, got the shape \[6\]", after[0]),
+        (TypeError, "key_mask: expected bool, got int64", after.astype(np.int64)),
+    ):
+        with pytest.raises(error, match=text):
+            decoder.prefill(*x, key_mask=mask)
+    with pytest.raises(ValueError, match="lengths: expected none beside a key_mask"):
+        decoder.prefill(*x, key_mask=np.ones((B, 6), bool), lengths=[6, 6])
+    with pytest.raises(ValueError, match="key_mask: expected None for steps"):
+        decoder.step(*x, key_mask=np.ones((B, 6), bool))
+    for wrong in ((x[0][:1], *x[1:]), (x[0], x[1][:, :, :5], x[2]), (*x[:2], x[2][0]), [each[0] for each in x]):
+        with pytest.raises(ValueError, match="(queries|keys|values).*: expected"):
+            decoder.prefill(*wrong, key_mask=np.ones((B, 6), bool))
+    assert decoder.tokens == [0, 0]
+
+
 def test_rollback_reorder_fork_and_reset(rng):
     x = tokens(rng, batch=3)
     position = nprf.T5(rng.standard_normal(8), max_distance=12)

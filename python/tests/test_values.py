@@ -295,6 +295,46 @@ def test_centred_features(make):
 def test_alibi_slopes():
     assert np.array_equal(nprf.alibi_slopes(8), 2.0 ** -np.arange(1, 9))
     assert np.array_equal(nprf.alibi_slopes(12)[8:], 2.0 ** -np.array([0.5, 1.5, 2.5, 3.5]))
+    # as MPT's models with alibi_bias_max: powers of 2 for the next power of two of heads, the odd ones first
+    for h in (1, 4, 12, 40):
+        powers = 1 << (h - 1).bit_length()
+        slopes = 2.0 ** -(np.arange(1, powers + 1) * (16 / powers))
+        slopes = slopes if powers == h else np.concatenate([slopes[1::2], slopes[::2]])[:h]
+        assert np.array_equal(nprf.alibi_slopes(h, 16), slopes)
+        assert np.array_equal(nprf.alibi_slopes(h, bias_max=8), nprf.alibi_slopes(h))
+    for bias_max in (0, -8, np.inf, np.nan):
+        with pytest.raises(ValueError, match="bias_max: expected a positive finite number, got"):
+            nprf.alibi_slopes(4, bias_max)
+
+
+def test_positions_of_matrices(rng):
+    b = rng.standard_normal((3, 2 * 7 - 1))
+    b[1, :4] = -np.inf
+    lags = np.arange(7)[None] - np.arange(7)[:, None]
+    matrices = b[:, lags + 6]
+    assert nprf.RelativePosition.of_matrix(matrices) == nprf.RelativePosition(b)
+    assert nprf.RelativePosition.of_matrix(matrices[None]) == nprf.RelativePosition(b)
+    assert nprf.RelativePosition.of_matrix(matrices[2].astype(np.float32)) == nprf.RelativePosition(np.float32(b[2]))
+    assert nprf.RelativePosition.of_matrix([[0.5]]) == nprf.RelativePosition([0.5])
+    q, k, v = rng.standard_normal((3, 3, 7, 4))
+    y = nprf.reference.softmax_attention(q, k, v, nprf.RelativePosition.of_matrix(matrices))
+    weights = np.exp(
+        np.einsum("hid,hjd->hij", *(x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))) + matrices
+    )
+    assert np.abs(y - weights @ v / weights.sum(axis=-1, keepdims=True)).max() <= 100 * np.finfo(np.float64).eps
+    matrices[2, 3, 5], matrices[2, 6, 6] = 7, 9
+    for wrong, text in (
+        (matrices, rf"matrix\[2, 3, 5\]: expected {matrices[2, 2, 4]}, that of matrix\[2, 2, 4\], .*, got 7.0"),
+        (matrices[2], r"matrix\[3, 5\]: expected .*, that of matrix\[2, 4\], since biases .*, got 7.0"),
+        ([[0, np.nan], [0, 0]], "nan"),
+        ([[np.nan, 0], [0, np.nan]], r"matrix\[1, 1\]: expected nan"),
+        (matrices[:, :5], r"matrix: expected \[n, n\], \[heads, n, n\] .*, got the shape \[3, 5, 7\]"),
+        (np.zeros((2, 3, 7, 7)), r"matrix: expected .*, got the shape \[2, 3, 7, 7\]"),
+        (np.zeros((0, 0)), r"got the shape \[0, 0\]"),
+        (np.zeros(3), "matrix: expected 2 or 3 or 4 dimensions, got 1"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            nprf.RelativePosition.of_matrix(wrong)
 
 
 def test_the_version_is_that_of_the_headers():

@@ -305,7 +305,9 @@ class ForwardPass {
     draw_rows(m_n_q, m_x.seed, m_x.stream, rows);
     const auto unusable = std::ranges::remove_if(
         rows, [this](Index i) { return !m_rows[i].has_numbers() || !is_finite_row(m_y.row(i)); });
-    return exact_pairs().difference({rows.begin(), unusable.begin()}, m_y);
+    SoftmaxDifference compared = exact_pairs().difference({rows.begin(), unusable.begin()}, m_y);
+    compared.exponent = std::ilogb(m_values->scale());
+    return compared;
   }
 
   void recompute_by_softmax(std::span<const Index> rows) {

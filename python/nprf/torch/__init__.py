@@ -6,13 +6,16 @@ from ._decoder import LayerDecoder
 from ._functional import attention
 from ._gpu_decoder import GpuDecoder
 from ._module import Attention
-from ._replace import T5SelfAttention, calibrated_features, replace_attention
+from ._replace import ModelCalibration, calibrated_features, replace_attention
+from ._t5 import T5SelfAttention, UMT5SelfAttention
 
 __all__ = [
     "Attention",
     "GpuDecoder",
     "LayerDecoder",
+    "ModelCalibration",
     "T5SelfAttention",
+    "UMT5SelfAttention",
     "attention",
     "calibrated_features",
     "replace_attention",

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Optional
 import torch
 from torch import Tensor
 
-from .._decoder import Decoder
+from .._decoder import Decoder, left_padding
 from ..positions import Position
 from ._gpu_decoder import GpuDecoder
+from ._masks import padding_of
 from ._options import position_with
 
 if TYPE_CHECKING:
@@ -31,6 +32,14 @@ def _position_of(layer: Attention) -> Optional[Position]:
         return None
     parameters = layer.position_slopes if layer.position_bias is None else layer.position_bias
     return position_with(layer._position, _numpy(parameters))
+
+
+def _rolled(x: Tensor, shifts: Tensor) -> Tensor:
+    """Sequence b of x [batch, tokens, channels], moved by shifts[b] tokens to the front, those at the front to the
+    end."""
+    n = x.shape[1]
+    index = ((torch.arange(n) + shifts[:, None]) % max(n, 1)).to(x.device)
+    return x.gather(1, index[..., None].expand_as(x))
 
 
 def _is_on_gpu(layer: Attention) -> bool:
@@ -83,11 +92,20 @@ class LayerDecoder:
         self.state = Decoder(layer.features, position, dtype=str(dtype).split(".")[1], **options)
 
     @torch.no_grad()
-    def __call__(self, x: Tensor, lengths: Optional[Sequence[int]] = None) -> Tensor:
-        """Appends the tokens x [batch, tokens, embed_dim], of sequence b the first lengths[b], and returns their
-        rows."""
+    def __call__(
+        self, x: Tensor, lengths: Optional[Sequence[int]] = None, key_padding_mask: Optional[Tensor] = None
+    ) -> Tensor:
+        """Appends the tokens x [batch, tokens, embed_dim], of sequence b the first lengths[b], or those that are not
+        padding by a key_padding_mask [batch, tokens], where True is padding, which must come before them; and returns
+        their rows. Rows of padding are those of attention to no key."""
         if x.dim() != 3 or x.shape[2] != self.layer.embed_dim:
             raise ValueError(f"x: expected [batch, tokens, {self.layer.embed_dim}], got {list(x.shape)}")
+        if key_padding_mask is not None:
+            if lengths is not None:
+                raise ValueError("lengths: expected none beside a key_padding_mask, got some")
+            batch, n = x.shape[:2]
+            padding = torch.from_numpy(left_padding((~padding_of(key_padding_mask)).cpu().numpy(), batch, n))
+            return _rolled(self(_rolled(x, padding), (n - padding).tolist()), -padding)
         q, k, v = (each.to(self._dtype) for each in self.layer._project(x, x, x))  # under autocast they are halves
         if isinstance(self.state, GpuDecoder):
             rows = self._rows_on_gpu(self.state, q, k, v, lengths)

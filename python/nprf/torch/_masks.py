@@ -104,5 +104,7 @@ def padding_of_rows(mask: Tensor, causal: bool, n: int) -> Tensor:
         raise ValueError(f"mask: expected [batch, {n}] or [batch, heads, {n} or 1, {n}], got {list(mask.shape)}")
     if mask.dim() == 4 and mask.shape[1] > 1 and mask.stride(1) == 0:
         mask = mask[:, :1]  # the same for all heads
+    if mask.dim() == 4 and not causal and mask.stride(2) == 0:
+        mask = mask[:, :, :1]  # and for all queries
     padding: Tensor = _padding_of_rows_op(mask.detach(), causal)
     return padding

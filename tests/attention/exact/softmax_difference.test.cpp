@@ -2,17 +2,21 @@
 
 #include "nprf/attention/exact/softmax_difference.hpp"
 
+#include <cmath>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "nprf/attention/attention.hpp"
 #include "nprf/attention/multi_head_attention.hpp"
 #include "nprf/feature_map/elu.hpp"
 #include "nprf/feature_map/positive.hpp"
+#include "nprf/position/alibi.hpp"
 #include "nprf/position/relative.hpp"
 #include "nprf/reference/softmax_attention.hpp"
 #include "support/attention.hpp"
 #include "support/catch.hpp"
+#include "support/error.hpp"
 #include "support/throws.hpp"
 
 namespace nprf::test::attention_exact_softmax_difference {
@@ -109,6 +113,56 @@ TEST_CASE("the comparison of many heads is of all their rows", "[attention]") {
   }
   CHECK(report.compared_rows == 2 * h * n);
   CHECK(std::abs(report.softmax_error - std::sqrt(difference / size)) <= 1e-4 * report.softmax_error);
+}
+
+TEST_CASE("sums of comparisons are in common units", "[attention]") {
+  const std::vector<SoftmaxDifference> all{
+      {1, 3, 5}, {2, 0.5, 7, 3}, {3, 0, 0, 900}, {1, 2, 9, -400}, {4, 1e-200, 1e-180, 320}};
+  for (const SoftmaxDifference& one : all)
+    for (const SoftmaxDifference& other : all) {
+      SoftmaxDifference sum = one;
+      sum += other;
+      CHECK(sum.rows == one.rows + other.rows);
+      // in long double, whose exponents suffice
+      const auto square = [](double x, int exponent) { return std::ldexp(static_cast<long double>(x), 2 * exponent); };
+      const long double difference = square(one.difference, one.exponent) + square(other.difference, other.exponent),
+                        size = square(one.size, one.exponent) + square(other.size, other.exponent);
+      CHECK(std::abs(square(sum.difference, sum.exponent) - difference) <= 4 * epsilon<double> * difference);
+      CHECK(std::abs(square(sum.size, sum.exponent) - size) <= 4 * epsilon<double> * size);
+    }
+}
+
+TEST_CASE("the comparison of sequences and heads whose values differ in size is of all their rows", "[attention]") {
+  constexpr Index n = 40, d = 6, d_v = 3;
+  const auto check = [&]<class T>(T most) {
+    const Matrix<T> x = normal<T>(3 * n, d, 5), v = normal<T>(3 * n, d_v, 7);
+    Matrix<T> q = x, y(3 * n, d_v);
+    q.topRows(n).setZero();  // without an error: exp(0) is exact
+    const MultiHeadAttention attention(PositiveFeatures<T>({.input_dim = d, .num_features = 4}),
+                                       AlibiPosition<T>(T(0.1)));
+    for (const auto& [batch, heads] : {std::pair<Index, Index>{3, 1}, {1, 3}})
+      for (const T size : {T(1), T(1) / most, most})
+        for (const T last : {T(1), most}) {
+          Matrix<T> values = v;
+          values.topRows(n) *= size;
+          values.bottomRows(n) *= last;
+          Report report;
+          attention(HeadsView<const T>{q.data(), batch, heads, n, d}, HeadsView<const T>{x.data(), batch, heads, n, d},
+                    HeadsView<const T>{values.data(), batch, heads, n, d_v},
+                    HeadsView<T>{y.data(), batch, heads, n, d_v}, {.report = &report, .softmax_samples = n});
+          Matrix<T> exact(3 * n, d_v);
+          for (Index at = 0; at < 3 * n; at += n)
+            exact.middleRows(at, n) = reference::softmax_attention<T>(
+                q.middleRows(at, n), x.middleRows(at, n), values.middleRows(at, n), AlibiPosition<T>(T(0.1)),
+                Direction::bidirectional, Normalization::unit(1));
+          // squares of the largest and the smallest values do not fit a T
+          const auto norm = [](const Matrix<T>& rows) { return rows.template cast<long double>().norm(); };
+          const double expected = static_cast<double>(norm(y - exact) / norm(exact));
+          CHECK(std::abs(report.softmax_error - expected) <= 1e3 * epsilon<T>);
+        }
+  };
+  check(1e30f);
+  check(1e300);
 }
 
 TEST_CASE("comparisons that are not defined are refused", "[attention]") {

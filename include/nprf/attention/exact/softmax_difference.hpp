@@ -14,17 +14,24 @@
 namespace nprf {
 
 /// Some rows of attention compared with those of exact softmax: the squares of their differences and of the latter,
-/// summed.
+/// summed, for values in units of 2^exponent.
 struct SoftmaxDifference {
   Index rows = 0;
   double difference = 0, size = 0;
+  int exponent = 0;
 
+  /// In the unit of the larger sums, so that they do not overflow and the smaller ones underflow only beside them.
   SoftmaxDifference& operator+=(const SoftmaxDifference& other) {
+    const int unit = log2_of_sums() < other.log2_of_sums() ? other.exponent : exponent;
+    const auto in_unit = [unit](double sum, int from) { return std::ldexp(sum, 2 * (from - unit)); };
     rows += other.rows;
-    difference += other.difference;
-    size += other.size;
+    difference = in_unit(difference, exponent) + in_unit(other.difference, other.exponent);
+    size = in_unit(size, exponent) + in_unit(other.size, other.exponent);
+    exponent = unit;
     return *this;
   }
+
+  double log2_of_sums() const { return std::log2(std::max(difference, size)) + 2.0 * exponent; }
 
   /// The relative error by the Frobenius norm; NaN if no row was compared.
   double relative_error() const {
