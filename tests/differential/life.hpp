@@ -48,11 +48,11 @@ struct Life {
   static void add(std::ostringstream& out, const Event& x) {
     static const char* const kinds[] = {"prefill", "step",          "rollback", "any rollback", "reorder",
                                         "fork",    "save and load", "move",     "reset"};
-    using Kind = Event::Kind;
+    using What = Event::Kind;
     out << " " << kinds[static_cast<int>(x.kind)];
-    if (x.kind == Kind::rollback || x.kind == Kind::any_rollback) out << " " << x.sequence << " by " << x.count;
-    if (x.kind == Kind::fork) out << " " << x.from << " to " << x.sequence;
-    if (x.kind == Kind::reset) out << " " << x.sequence;
+    if (x.kind == What::rollback || x.kind == What::any_rollback) out << " " << x.sequence << " by " << x.count;
+    if (x.kind == What::fork) out << " " << x.from << " to " << x.sequence;
+    if (x.kind == What::reset) out << " " << x.sequence;
     for (const auto* all : {&x.tokens, &x.sequences})
       for (const Index each : *all) out << " " << each;
     out << ",";

@@ -90,22 +90,22 @@ inline void draw_options(Draw& draw, Life& life) {
 }
 
 inline Event random_event(Draw& draw, const Life& life, bool is_first) {
-  using Kind = Event::Kind;
+  using What = Event::Kind;
   const Index batch = life.options.batch, kind = is_first ? 0 : draw.below(16);
   Event x;
-  x.kind = kind < 8    ? (draw.one_in(3) ? Kind::prefill : Kind::step)
-           : kind < 11 ? Kind::rollback
-                       : draw.one_of({Kind::any_rollback, Kind::reorder, Kind::fork, Kind::save_and_load, Kind::move});
+  x.kind = kind < 8    ? (draw.one_in(3) ? What::prefill : What::step)
+           : kind < 11 ? What::rollback
+                       : draw.one_of({What::any_rollback, What::reorder, What::fork, What::save_and_load, What::move});
   x.sequence = draw.below(batch), x.from = draw.below(batch);
-  if (x.kind == Kind::move && draw.one_in(2)) x.kind = Kind::reset;
+  if (x.kind == What::move && draw.one_in(2)) x.kind = What::reset;
   const Index most = is_first || draw.one_in(4) ? life.longest : draw.one_in(4) ? 20 : 3, all = draw.between(1, most);
   const bool differ = draw.one_in(3);
   for (Index b = 0; b < batch; ++b) {
     if (x.adds_tokens()) x.tokens.push_back(differ ? draw.between(0, most) : all);
-    if (x.kind == Kind::reorder) x.sequences.push_back(draw.below(batch));
+    if (x.kind == What::reorder) x.sequences.push_back(draw.below(batch));
   }
   x.count =
-      draw.between(1, x.kind == Kind::rollback ? std::min(life.longest, life.options.rollback + 1) : life.longest);
+      draw.between(1, x.kind == What::rollback ? std::min(life.longest, life.options.rollback + 1) : life.longest);
   return x;
 }
 
