@@ -58,7 +58,9 @@ void check_bound(const adversarial::Case& c, const Features<T>& features, const 
   // in double the reference has errors of its own
   const double of_expected = sizeof(T) == 8 ? checked.expected().report.error_bound : 0;
   for (const Engine engine : engines()) {
-    const Gradients<T> g = checked.by(engine);
+    bool has_softmax_rows = false;
+    const Gradients<T> g = checked.by(engine, nullptr, 0, &has_softmax_rows);
+    if (has_softmax_rows) continue;  // of features that underflow
     const GradientErrors e = checked.errors(g);
     INFO(name(engine) << ", " << c.name() << ": dq " << e.queries << ", dk " << e.keys << ", dv " << e.values << ", db "
                       << e.bias << ", bound " << g.report.error_bound);

@@ -21,9 +21,9 @@ TEST_CASE("the bias of a query and a key is that of their slots, or the border's
   CHECK((x.bias_between(0, 0) == 7 && x.bias_between(0, 2) == 5 && x.bias_between(2, 0) == 6));
   CHECK((x.bias_between(1, 1) == 0 && x.bias_between(1, 2) == -4 && x.bias_between(2, 1) == -2));
   CHECK((x.attends(-1) && !x.attends(1) && !x.attends(3) && !x.attends(-3)));
-  CHECK(x.bias_spread() == 4);
+  CHECK(x.bias_spread() == 11);
   x.reach.last = 1;  // a direction that hides lag 2
-  CHECK((!x.attends(2) && !x.attends(1, 2) && x.bias_spread() == 2));
+  CHECK((!x.attends(2) && !x.attends(1, 2) && x.bias_spread() == 9));
 }
 
 TEST_CASE("a difference of two biases on one line is exact", "[core]") {

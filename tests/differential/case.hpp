@@ -59,6 +59,8 @@ struct Case {
   bool has_exact_pairs() const { return near > 0 || sinks > 0; }
   /// Whether rows whose terms cancel are those of exact softmax.
   bool replaces_cancelled_rows() const { return has_exact_pairs() || is_series(); }
+  /// Whether rows whose features underflow are those of exact softmax.
+  bool falls_back_to_softmax() const { return map != Map::elu; }
   /// Of a series: the coordinates with second-order features.
   Index directions() const { return std::min({m, d, Index{12}}); }
 

@@ -41,6 +41,7 @@ struct Problem {
   std::vector<Packed> sequences;
   std::vector<char> is_checked;  // (n_q): other rows are not computed, and their dy is zero
   std::vector<Exact> q, k, v, dy;
+  bool may_fall_back = false;  // rows whose features underflow may be those of exact softmax
   // [batch, heads, n_q]  the rows that are those of exact softmax; empty: those whose terms cancel, if any may
   std::vector<char> is_softmax;
 
@@ -48,6 +49,8 @@ struct Problem {
   bool is_series() const { return models[0].kernel == Kernel::taylor; }
   /// Whether rows whose terms cancel are those of exact softmax.
   bool replaces_cancelled_rows() const { return near > 0 || sinks > 0 || is_series(); }
+  /// Whether the other formula of a row is computed too.
+  bool has_other_formula() const { return replaces_cancelled_rows() || may_fall_back; }
   bool has_softmax_rows() const { return replaces_cancelled_rows() || std::ranges::count(is_softmax, true) > 0; }
   /// Whether the direction and the padding allow query i to attend to key j of its sequence.
   bool may_attend(Index b, const Packed& x, Index i, Index j) const {
@@ -177,7 +180,7 @@ class Sequence {
 
   // the terms of the row's formula, after y by the other one
   void find_terms_of_formula(Index i) {
-    if (!m.replaces_cancelled_rows()) {
+    if (!m.has_other_formula()) {
       char& is_softmax = at(m_truth.is_softmax, m_first_q + i);
       is_softmax = !m.is_softmax.empty() && at(m.is_softmax, m_first_q + i);
       return find_terms(i, is_softmax);
@@ -305,8 +308,7 @@ class Sequence {
   void find_terms(Index i, bool is_softmax) {
     m_terms.clear();
     // of a pair of features, beside exp(q'.k')
-    const Exact of_features =
-        m.replaces_cancelled_rows() ? m_queries.exponent[i] - std::log(m_queries.num_random()) : 0;
+    const Exact of_features = m.has_other_formula() ? m_queries.exponent[i] - std::log(m_queries.num_random()) : 0;
     const RowBias bias(m_model.bias, i, m.offset, m_at.keys);
     Exact largest_bias = minus_infinity, most = minus_infinity;
     Index before = 0;  // keys that take part
@@ -426,7 +428,7 @@ inline Truth solve(Problem& x) {
   truth.y.assign(of(queries * x.d_v), 0), truth.dq.assign(of(queries * x.d), 0);
   truth.dk.assign(of(keys * x.d), 0), truth.dv.assign(of(keys * x.d_v), 0);
   truth.is_softmax.assign(of(queries), false);
-  if (x.replaces_cancelled_rows()) truth.other_y.assign(of(queries * x.d_v), 0);
+  if (x.has_other_formula()) truth.other_y.assign(of(queries * x.d_v), 0);
   for (auto* sizes : {&truth.y_condition, &truth.y_size, &truth.dq_size, &truth.dq_unweighted, &truth.q_steepness})
     sizes->assign(of(queries), 0);
   for (auto* sizes : {&truth.dk_size, &truth.dv_size, &truth.dk_unweighted, &truth.dv_unweighted, &truth.k_steepness})

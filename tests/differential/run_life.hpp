@@ -264,6 +264,7 @@ class LifeRun {
     }
     x.dy.assign(static_cast<std::size_t>(x.heads * x.n_q * x.d_v), 0);
     // the other formula is compared, too
+    x.may_fall_back = c().falls_back_to_softmax();
     x.is_softmax.assign(static_cast<std::size_t>(x.heads * x.n_q), false);
     return x;
   }
@@ -289,8 +290,8 @@ class LifeRun {
       bound = largest_bound<T>(c(), truth);
     }
     const Exact tolerance = bound * v_max + Limits::min(), error = error_of(y, exact);
-    const bool may_be_softmax = c().replaces_cancelled_rows(),
-               cancels = may_be_softmax && condition > 1.01L * detail::worst_sum_of_features;
+    const bool may_be_softmax = c().replaces_cancelled_rows() || c().falls_back_to_softmax(),
+               cancels = c().replaces_cancelled_rows() && condition > 1.01L * detail::worst_sum_of_features;
     switch (is) {
       case Row::unknown: ++call.unchecked; return;
       case Row::empty:

@@ -20,8 +20,6 @@ namespace nprf::test::feature_map_centred {
 
 static_assert(FeatureMap<Centred<PositiveFeatures<float>>> && FeatureMap<Centred<TaylorFeatures<double>>>);
 static_assert(is_positive<Centred<HyperbolicFeatures<float>>>() && !is_positive<Centred<TaylorFeatures<float>>>());
-static_assert(detail::HasLogs<Centred<PositiveFeatures<float>>, float>);
-static_assert(!detail::HasLogs<Centred<TaylorFeatures<float>>, float>);
 
 namespace {
 

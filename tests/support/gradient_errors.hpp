@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "differential/softmax_rows.hpp"
 #include "nprf/attention/attention.hpp"
 #include "nprf/position/relative.hpp"
 #include "support/attention.hpp"
@@ -38,13 +39,17 @@ class CheckedGradients {
     find_sums(in, std::sqrt(static_cast<double>(std::numeric_limits<T>::min())) / epsilon<T>);
   }
 
-  /// The gradients by an engine; `report` gets the report of the forward call.
-  Gradients<T> by(Engine engine, Report* report = nullptr, double tolerance = 0) const {
+  /// The gradients by an engine; `report` gets the report of the forward call, `has_softmax_rows` whether it computed
+  /// rows by exact softmax, whose gradients are others than the expected ones.
+  Gradients<T> by(Engine engine, Report* report = nullptr, double tolerance = 0,
+                  bool* has_softmax_rows = nullptr) const {
     AttentionOptions options = m_options;
     options.engine = engine;
     const Attention attention(m_features, RelativePosition<T>(m_table), options);
     Saved<T> saved;
     attention.forward(m_x.q, m_x.k, m_x.v, saved, {.tolerance = tolerance, .report = report});
+    if (has_softmax_rows)
+      *has_softmax_rows = std::ranges::count(differential::softmax_rows(saved, 1, m_x.q.rows()), true) > 0;
     return attention.backward(saved, m_dy);
   }
 

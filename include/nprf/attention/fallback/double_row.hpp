@@ -13,9 +13,10 @@ namespace nprf {
 
 /// One row of attention in double, with weights relative to the largest of the row:
 ///
-///     w_j = (a.B_j) e_j,  e_j = exp(b_j - max b),  D = sum_j w_j,  y = sum_j w_j v_j / D
+///     w_j = (a.B_j) e_j,  e_j = exp(b_j - max b) / c,  D = sum_j w_j,  y = sum_j w_j v_j / D
 ///
-/// It is for rows that lose their precision or underflow in T, even with weights relative to the row. O(n_k (r + d_v)).
+/// with the constant c that makes the largest |w_j| 1, so that w_j v_j does not underflow beside it. It is for rows
+/// that lose their precision or underflow in T, even with weights relative to the row. O(n_k (r + d_v)).
 template <Real T>
 class DoubleRow {
  public:
@@ -26,9 +27,12 @@ class DoubleRow {
     double largest = -std::numeric_limits<double>::infinity();
     for (const double bias : b) largest = std::max(largest, bias);
     for (double& e : b) e = std::exp(e - largest);
+    for (Index j = 0; j < b.size(); ++j)
+      if (b[j] > 0) m_largest = std::max(m_largest, std::abs(score(j) * b[j]));
+    if (m_largest > 0) b /= m_largest;
   }
 
-  /// Sets y (1,d_v) and returns D.
+  /// Sets y (1,d_v) and returns c D.
   double forward(MatrixRef<T> y, Workspace& scratch) const {
     const Workspace::Scope scope(scratch);
     const Index d_v = m_v.cols();
@@ -48,7 +52,7 @@ class DoubleRow {
     add_compensation(d_v, compensation.data(), numerator.data());
     add_compensation(Index{1}, &denominator_compensation, &denominator);
     y = (numerator / denominator).transpose().template cast<T>();
-    return denominator;
+    return m_largest * denominator;
   }
 
   /// Where backward() writes. `scale` is a factor of dB, dU and db, but not of da.
@@ -92,7 +96,8 @@ class DoubleRow {
   }
 
   MatrixView<T> m_a, m_B, m_v;
-  const double* m_e;  // (n_k)
+  const double* m_e;     // (n_k)
+  double m_largest = 0;  // c
 };
 
 }  // namespace nprf
