@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cuda/plan_case.hpp"
+#include "nprf/feature_map/paper_names.hpp"
 #include "nprf/feature_map/positive.hpp"
 #include "support/catch.hpp"
 #include "support/error.hpp"

@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(TileShape::threads) softmax_rows_kernel(Softma
 
 /// Sets the largest bias of each listed row, by one warp. Blocks (rows, z).
 template <int warps>
-__global__ void __launch_bounds__(32 * warps) largest_biases_kernel(ExactPairs pairs, RowList rows) {
+__global__ void __launch_bounds__(32 * warps) row_biases_kernel(ExactPairs pairs, RowList rows) {
   start_kernel();
   const int z = static_cast<int>(blockIdx.y), step = static_cast<int>(gridDim.x) * warps;
   for (int at = static_cast<int>(blockIdx.x * warps + threadIdx.x / 32); at < rows.sizes[z]; at += step)
@@ -151,7 +151,7 @@ void queue_softmax_rows(const SoftmaxRowsTask<S, Feature>& task, int z, int bloc
   constexpr int warps = 8;
   const unsigned row_blocks =
       std::min(blocks_of<warps>(task.pairs.q.tokens), static_cast<unsigned>((blocks + z - 1) / z));
-  launch("largest biases", largest_biases_kernel<warps>, dim3{row_blocks, static_cast<unsigned>(z), 1},
+  launch("largest biases of rows", row_biases_kernel<warps>, dim3{row_blocks, static_cast<unsigned>(z), 1},
          dim3{32 * warps, 1, 1}, 0, stream, task.pairs, task.rows);
   const int others = z * TileShape::column_tiles(task.U.V.channels);
   const int turns = std::min(TileShape::tiles(task.pairs.q.tokens), (blocks + others - 1) / others);
