@@ -77,10 +77,10 @@ class LifeRun {
   // one that adds tokens
   struct Call {
     Report report;
-    Index empty = 0, unchecked = 0;               // rows
-    Index softmax = 0, failing = 0, counted = 0;  // of exact softmax alone, of neither formula, and that are not both
-                                                  // of the formula and without cancellation
-    Failure worst{Kind::y, -1, 0, {}};            // of the last
+    Index empty = 0, unchecked = 0;                 // rows
+    Index softmax = 0, failing = 0, counted = 0;    // of exact softmax alone, of neither formula, and that are not both
+                                                    // of the formula and without cancellation
+    Failure worst{Kind::y, minus_infinity, 0, {}};  // of the last: the farthest from both formulas
   };
 
   // what a sequence of the decoder has
@@ -319,12 +319,13 @@ class LifeRun {
       worst = std::max(worst, static_cast<double>(error / tolerance));
       return;
     }
-    const bool is_softmax = may_be_softmax && error_of(y, truth.other_y.data() + row * c().d_v) <= tolerance;
+    const Exact other_error = may_be_softmax ? error_of(y, truth.other_y.data() + row * c().d_v) : -minus_infinity;
+    const bool is_softmax = other_error <= tolerance;
     m_tally.softmax_rows += is_softmax;
     ++call.counted;
     call.softmax += is_softmax && !is_of_formula;
     call.failing += !is_softmax && !is_of_formula;
-    const double by = static_cast<double>(error), most = static_cast<double>(tolerance);
+    const double by = static_cast<double>(std::min(error, other_error)), most = static_cast<double>(tolerance);
     if (by - most >= call.worst.error - call.worst.bound)
       call.worst = {is_of_formula ? Kind::cancelled : Kind::y, by, most, where};
   }
