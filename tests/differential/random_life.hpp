@@ -22,14 +22,15 @@ inline void draw_extremes(Draw& draw, Bias& bias) {
   const Index kind = draw.below(8), part = draw.between(2, 6);
   const Exact low = draw.one_of<Exact>({-100, -1e4L, -1e9L, -1e30L, minus_infinity});
   const auto size = static_cast<Index>(bias.weights.size());
-  std::ostringstream name;
+  if (size == 0) return;
   for (Index l = 0; l < size; ++l) {
     Exact& b = bias.weights[static_cast<std::size_t>(l)];
-    const bool is_older = l < size / 2 - size / (2 * part);  // by lag: the table's causal part is the first half
-    if (kind == 0 ? draw.one_in(part) : kind == 1 ? is_older : kind == 2 && !is_older) b = low;
+    const bool is_first = l < size / 2 - size / (2 * part);  // of a table: the oldest keys
+    if (kind == 0 ? draw.one_in(part) : kind == 1 ? is_first : kind == 2 && !is_first) b = low;
     if (kind == 3) b *= 1000;
   }
-  if (kind <= 2) name << ", " << (kind == 0 ? "some" : kind == 1 ? "the oldest" : "all but the oldest") << " " << low;
+  std::ostringstream name;
+  if (kind <= 2) name << ", " << (kind == 0 ? "some" : kind == 1 ? "the first" : "all but the first") << " " << low;
   if (kind == 3) name << ", times 1000";
   bias.name += name.str();
 }

@@ -77,10 +77,10 @@ class LifeRun {
   // one that adds tokens
   struct Call {
     Report report;
-    Index empty = 0, unchecked = 0;               // rows
-    Index softmax = 0, failing = 0, counted = 0;  // of exact softmax alone, of neither formula, and that are not both
-                                                  // of the formula and without cancellation
-    Failure worst{Kind::y, -1, 0, {}};            // of the last
+    Index empty = 0, unchecked = 0;                 // rows
+    Index softmax = 0, failing = 0, counted = 0;    // of exact softmax alone, of neither formula, and that are not both
+                                                    // of the formula and without cancellation
+    Failure worst{Kind::y, minus_infinity, 0, {}};  // of the last: the farthest from both formulas
   };
 
   // what a sequence of the decoder has
@@ -179,43 +179,53 @@ class LifeRun {
     std::vector<T> numbers;
   };
 
-  // the next tokens of the life
-  void add_tokens(const Event& x) {
+  // as many as the sequences may have
+  std::vector<Index> counts_of(const Event& x) {
     std::vector<Index> counts = x.tokens;
     for (Index b = 0; b < batch(); ++b) {
       Index& count = counts[static_cast<std::size_t>(b)];
       count = std::min(count, m.longest - at(b).size());
     }
+    return counts;
+  }
+
+  void add_tokens(const Event& x) {
+    const std::vector<Index> counts = counts_of(x);
     const Index n = *std::ranges::max_element(counts), heads = c().heads;
     Array q(batch(), heads, n, c().d), k(batch(), m.kv_heads, n, c().d), v(batch(), m.kv_heads, n, c().d_v),
         y(batch(), heads, n, c().d_v);
     for (Index b = 0; b < batch(); ++b)
-      for (Index t = 0; t < counts[static_cast<std::size_t>(b)]; ++t) {
-        const Index token = m_next++ % c().n_k;
-        at(b).tokens.push_back(token);
-        for (const auto& [from, to] :
-             {std::pair(&m_inputs.q, &q), std::pair(&m_inputs.k, &k), std::pair(&m_inputs.v, &v)})
-          for (Index h = 0; h < to->heads; ++h)
-            std::copy_n(from->data() + (h * c().n_k + token) * to->channels, to->channels, to->row(b, h, t));
-      }
+      for (Index t = 0; t < counts[static_cast<std::size_t>(b)]; ++t) put_next_token(b, t, q, k, v);
     Report report;
     const CallOptions options{.lengths = counts, .report = &report};
     if (x.kind == Event::Kind::prefill)
       m_decoder->prefill(q.view(), k.view(), v.view(), y.view(), options);
     else
       m_decoder->step(q.view(), k.view(), v.view(), y.view(), options);
-    for (Index b = 0; b < batch(); ++b) {
-      at(b).most = std::max(at(b).most, at(b).size());
-      for (Index t = 0; t < n; ++t) {
-        std::vector<T> row;
-        for (Index h = 0; h < heads; ++h) row.insert(row.end(), y.row(b, h, t), y.row(b, h, t) + c().d_v);
-        if (t < counts[static_cast<std::size_t>(b)])
-          at(b).rows.push_back({m_calls.size(), std::move(row)});
-        else if (std::ranges::any_of(row, [](T each) { return each != 0; }))
-          fail({Kind::zero, 1, 0, "a row of padding"});
-      }
-    }
+    for (Index b = 0; b < batch(); ++b) keep_rows(b, counts[static_cast<std::size_t>(b)], y);
     m_calls.push_back({report});
+  }
+
+  // the next one of the life becomes token t of a call
+  void put_next_token(Index b, Index t, Array& q, Array& k, Array& v) {
+    const Index token = m_next++ % c().n_k;
+    at(b).tokens.push_back(token);
+    at(b).most = std::max(at(b).most, at(b).size());
+    for (const auto& [from, to] : {std::pair(&m_inputs.q, &q), std::pair(&m_inputs.k, &k), std::pair(&m_inputs.v, &v)})
+      for (Index h = 0; h < to->heads; ++h)
+        std::copy_n(from->data() + (h * c().n_k + token) * to->channels, to->channels, to->row(b, h, t));
+  }
+
+  // the first `count` rows of a sequence, to be checked; the others are padding
+  void keep_rows(Index b, Index count, Array& y) {
+    for (Index t = 0; t < y.tokens; ++t) {
+      std::vector<T> row;
+      for (Index h = 0; h < y.heads; ++h) row.insert(row.end(), y.row(b, h, t), y.row(b, h, t) + y.channels);
+      if (t < count)
+        at(b).rows.push_back({m_calls.size(), std::move(row)});
+      else if (!all_zero(row.data(), static_cast<Index>(row.size())))
+        fail({Kind::zero, 1, 0, "a row of padding"});
+    }
   }
 
   void check_rows() {
@@ -269,6 +279,9 @@ class LifeRun {
     return x;
   }
 
+  static bool all_zero(const T* y, Index n) {
+    return std::all_of(y, y + n, [](T each) { return each == 0; });
+  }
   Exact error_of(const T* y, const Exact* exact) const {
     Exact most = 0;
     for (Index p = 0; p < c().d_v; ++p) {
@@ -284,26 +297,22 @@ class LifeRun {
     const Row is = truth.rows[of_row];
     const Exact* exact = truth.y.data() + row * c().d_v;
     const Exact v_max = truth.y_size[of_row], condition = truth.y_condition[of_row];
+    call.unchecked += is == Row::unknown, call.empty += is == Row::empty;
+    if (is == Row::unknown) return;
+    if (is == Row::empty) {
+      if (!all_zero(y, c().d_v)) fail({Kind::zero, 1, 0, where});
+      return;
+    }
     double bound = call.report.error_bound;
     if (!std::isfinite(bound)) {  // a row fails
       if (c().has_signs()) return;
       bound = largest_bound<T>(c(), truth);
     }
     const Exact tolerance = bound * v_max + Limits::min(), error = error_of(y, exact);
+    if (is == Row::non_finite) return check_non_finite_row(call, y, exact, tolerance, where);
     const bool may_be_softmax = c().replaces_cancelled_rows() || c().falls_back_to_softmax(),
                cancels = c().replaces_cancelled_rows() && condition > 1.01L * detail::worst_sum_of_features;
-    switch (is) {
-      case Row::unknown: ++call.unchecked; return;
-      case Row::empty:
-        ++call.empty;
-        if (std::any_of(y, y + c().d_v, [](T each) { return each != 0; })) fail({Kind::zero, 1, 0, where});
-        return;
-      case Row::non_finite: return check_non_finite_row(y, exact, tolerance, where);
-      case Row::ill_conditioned:
-        if (!may_be_softmax && !(condition < 1e-2 / Limits::epsilon())) return;
-        break;
-      case Row::regular: break;
-    }
+    if (is == Row::ill_conditioned && !may_be_softmax && !(condition < 1e-2 / Limits::epsilon())) return;
     ++m_tally.rows;
     const bool is_of_formula = error <= tolerance;
     if (is_of_formula && !cancels) {
@@ -311,23 +320,28 @@ class LifeRun {
       worst = std::max(worst, static_cast<double>(error / tolerance));
       return;
     }
-    const bool is_softmax = may_be_softmax && error_of(y, truth.other_y.data() + row * c().d_v) <= tolerance;
+    const Exact other_error = may_be_softmax ? error_of(y, truth.other_y.data() + row * c().d_v) : -minus_infinity;
+    const bool is_softmax = other_error <= tolerance;
     m_tally.softmax_rows += is_softmax;
     ++call.counted;
     call.softmax += is_softmax && !is_of_formula;
     call.failing += !is_softmax && !is_of_formula;
-    const double by = static_cast<double>(error), most = static_cast<double>(tolerance);
+    const double by = static_cast<double>(std::min(error, other_error)), most = static_cast<double>(tolerance);
     if (by - most >= call.worst.error - call.worst.bound)
       call.worst = {is_of_formula ? Kind::cancelled : Kind::y, by, most, where};
   }
 
-  void check_non_finite_row(const T* y, const Exact* exact, Exact tolerance, const std::string& where) {
+  // columns of y are non-finite where those of the formula are; the others are those of the formula, or the row fails
+  void check_non_finite_row(Call& call, const T* y, const Exact* exact, Exact tolerance, const std::string& where) {
+    Exact error = 0;
     for (Index p = 0; p < c().d_v; ++p)
-      if (!std::isfinite(exact[p])) {
-        if (std::isfinite(y[p])) fail({Kind::not_finite, static_cast<double>(y[p]), 0, where});
-      } else if (std::isfinite(tolerance) && !c().has_signs() && !(std::abs(y[p] - exact[p]) <= tolerance)) {
-        fail({Kind::y, static_cast<double>(std::abs(y[p] - exact[p])), static_cast<double>(tolerance), where});
-      }
+      if (std::isfinite(exact[p]))
+        error = std::max(error, std::isfinite(y[p]) ? std::abs(y[p] - exact[p]) : -minus_infinity);
+      else if (std::isfinite(y[p]))
+        fail({Kind::not_finite, static_cast<double>(y[p]), 0, where});
+    if (error <= tolerance || c().has_signs() || !std::isfinite(tolerance)) return;
+    ++call.failing, ++call.counted;
+    call.worst = {Kind::y, static_cast<double>(error), static_cast<double>(tolerance), where};
   }
 
   void check_call(const Call& call) {
