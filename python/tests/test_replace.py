@@ -2,6 +2,7 @@
 """Models that were trained with softmax, whose attention is replaced."""
 
 import copy
+import sys
 
 import nprf
 import pytest
@@ -190,6 +191,27 @@ def test_replaced_attention_beyond_the_near_field():
     with pytest.raises(ValueError, match="run: expected a call of layers.0, got none"):
         nprf.torch.calibrated_features(model, lambda: None, num_features=30)
     assert not any(module._forward_hooks for layer in model.layers for module in (layer.q, layer.k, layer.v))
+
+
+def test_progress_of_a_calibration(capsys, monkeypatch):
+    model, sample = T5Encoder(), torch.randn(1, 60, 24)
+
+    def calibrated(**options):
+        features = nprf.torch.calibrated_features(model, lambda: model(sample), near=4, num_features=5, **options)
+        return features, capsys.readouterr()
+
+    expected, printed = calibrated(progress=False)
+    assert printed.out == printed.err == ""
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "tqdm.auto", None)
+        features, printed = calibrated()
+        assert features == expected and printed.out == printed.err == ""
+        with pytest.raises(ImportError, match=r"progress: expected tqdm, .* pip install 'nprf\[progress\]'"):
+            calibrated(progress=True)
+    pytest.importorskip("tqdm", reason="it is not installed: pip install tqdm")
+    for options in ({}, {"progress": True}):
+        features, printed = calibrated(**options)
+        assert features == expected and printed.out == "" and "calibrate: 100%" in printed.err and "2/2" in printed.err
 
 
 def test_reports_and_promised_errors():
