@@ -2,6 +2,8 @@
 """Models that were trained with softmax, whose attention is replaced."""
 
 import copy
+import io
+import pickle
 import sys
 
 import nprf
@@ -262,6 +264,38 @@ def test_replaced_attention_keeps_the_state_dict():
     assert other.layers[1]._bias() is other.layers[0].relative_attention_bias
     model(torch.randn(2, 30, 24)).sum().backward()
     assert model.layers[0].relative_attention_bias.weight.grad.any()
+
+
+def test_calibrated_models_are_saved_and_loaded():
+    model, x, file = T5Encoder(), torch.randn(2, 60, 24), io.BytesIO()
+    fresh = copy.deepcopy(model)
+    features = nprf.torch.calibrated_features(model, lambda: model(x), near=8, sinks=1, num_features=20)
+    again = pickle.loads(pickle.dumps(features))
+    assert again == features and again.softmax_errors == features.softmax_errors
+    nprf.torch.replace_attention(model, features)
+    state = model.state_dict()
+    extra = {f"layers.{i}.features_constants" for i in (0, 1)}
+    assert state.keys() == fresh.state_dict().keys() | extra
+    torch.save(state, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    with pytest.raises(RuntimeError, match="Unexpected key.*layers.0.features_constants"):
+        fresh.load_state_dict(saved)
+    nprf.torch.replace_attention(fresh, near=8, sinks=1)
+    for layer in fresh.layers:
+        torch.nn.init.zeros_(layer.q.weight)
+    fresh.load_state_dict(saved)
+    with torch.no_grad():
+        assert torch.equal(fresh(x), model(x))
+    assert [layer.features for layer in fresh.layers] == [layer.features for layer in model.layers]
+    fresh.load_state_dict({name: each for name, each in saved.items() if name not in extra})  # the maps stay
+    assert fresh.layers[1].features == model.layers[1].features
+    for broken, text in (
+        (torch.zeros(5, dtype=torch.uint8), "features_constants: expected the bytes of a feature map"),
+        (nprf.torch._constants.constants_of(nprf.taylor(9), 0), "features: expected a map of vectors of 8 numbers"),
+    ):
+        with pytest.raises(RuntimeError, match=text):
+            fresh.load_state_dict({**saved, "layers.1.features_constants": broken})
 
 
 def encoder_without_bias():
