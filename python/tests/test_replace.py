@@ -2,6 +2,9 @@
 """Models that were trained with softmax, whose attention is replaced."""
 
 import copy
+import io
+import pickle
+import sys
 
 import nprf
 import pytest
@@ -192,6 +195,27 @@ def test_replaced_attention_beyond_the_near_field():
     assert not any(module._forward_hooks for layer in model.layers for module in (layer.q, layer.k, layer.v))
 
 
+def test_progress_of_a_calibration(capsys, monkeypatch):
+    model, sample = T5Encoder(), torch.randn(1, 60, 24)
+
+    def calibrated(**options):
+        features = nprf.torch.calibrated_features(model, lambda: model(sample), near=4, num_features=5, **options)
+        return features, capsys.readouterr()
+
+    expected, printed = calibrated(progress=False)
+    assert printed.out == printed.err == ""
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "tqdm.auto", None)
+        features, printed = calibrated()
+        assert features == expected and printed.out == printed.err == ""
+        with pytest.raises(ImportError, match=r"progress: expected tqdm, .* pip install 'nprf\[progress\]'"):
+            calibrated(progress=True)
+    pytest.importorskip("tqdm", reason="it is not installed: pip install tqdm")
+    for options in ({}, {"progress": True}):
+        features, printed = calibrated(**options)
+        assert features == expected and printed.out == "" and "calibrate: 100%" in printed.err and "2/2" in printed.err
+
+
 def test_reports_and_promised_errors():
     model, n = T5Encoder(), 256
     for layer in model.layers:
@@ -240,6 +264,38 @@ def test_replaced_attention_keeps_the_state_dict():
     assert other.layers[1]._bias() is other.layers[0].relative_attention_bias
     model(torch.randn(2, 30, 24)).sum().backward()
     assert model.layers[0].relative_attention_bias.weight.grad.any()
+
+
+def test_calibrated_models_are_saved_and_loaded():
+    model, x, file = T5Encoder(), torch.randn(2, 60, 24), io.BytesIO()
+    fresh = copy.deepcopy(model)
+    features = nprf.torch.calibrated_features(model, lambda: model(x), near=8, sinks=1, num_features=20)
+    again = pickle.loads(pickle.dumps(features))
+    assert again == features and again.softmax_errors == features.softmax_errors
+    nprf.torch.replace_attention(model, features)
+    state = model.state_dict()
+    extra = {f"layers.{i}.features_constants" for i in (0, 1)}
+    assert state.keys() == fresh.state_dict().keys() | extra
+    torch.save(state, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    with pytest.raises(RuntimeError, match="Unexpected key.*layers.0.features_constants"):
+        fresh.load_state_dict(saved)
+    nprf.torch.replace_attention(fresh, near=8, sinks=1)
+    for layer in fresh.layers:
+        torch.nn.init.zeros_(layer.q.weight)
+    fresh.load_state_dict(saved)
+    with torch.no_grad():
+        assert torch.equal(fresh(x), model(x))
+    assert [layer.features for layer in fresh.layers] == [layer.features for layer in model.layers]
+    fresh.load_state_dict({name: each for name, each in saved.items() if name not in extra})  # the maps stay
+    assert fresh.layers[1].features == model.layers[1].features
+    for broken, text in (
+        (torch.zeros(5, dtype=torch.uint8), "features_constants: expected the bytes of a feature map"),
+        (nprf.torch._constants.constants_of(nprf.taylor(9), 0), "features: expected a map of vectors of 8 numbers"),
+    ):
+        with pytest.raises(RuntimeError, match=text):
+            fresh.load_state_dict({**saved, "layers.1.features_constants": broken})
 
 
 def encoder_without_bias():

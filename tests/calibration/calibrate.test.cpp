@@ -161,6 +161,39 @@ TEST_CASE("calibrate: each half of the first half is compared with maps of its o
   }
 }
 
+TEST_CASE("calibrate: quarters whose pairs are all near are compared with the keys of the first half",
+          "[calibration]") {
+  const Matrix<double> q = gaussian(n, 1), k = gaussian(n, 2), v = values();
+  const RelativePosition<double> position = table();
+  const auto second = [](const Matrix<double>& x) { return Matrix<double>(x.bottomRows(n / 2)); };
+  for (const Direction direction : {Direction::bidirectional, Direction::causal})
+    for (const Index near : {n / 4 - 1, n / 4, n / 2 - 8}) {
+      const auto c = calibrate<double>(q, k, v, position, {.num_features = 8, .near = near, .direction = direction});
+      const SampleTokens<double> half = sample_tokens<double>(q, k, v, Normalization::unit(1)).half(0);
+      const HeadSample<double> used{{half}, detail::sample_pairs(position, near)};
+      for (const CalibrationCandidate& each : c.candidates) {
+        SoftmaxDifference sum;
+        for (const Index tested : {0, 1}) {
+          HeadSample<double> part = used.half(tested);
+          if (near >= n / 4) {
+            part.sequences[0].k = half.k, part.sequences[0].v = half.v, part.sequences[0].first_key = 0;
+            if (tested == 0 && direction == Direction::causal) continue;  // all keys before these queries are near
+          }
+          const auto map = hermite_features(used.half(1 - tested).balance(0.05), each.first, each.second);
+          sum += softmax_differences(part, {&map, 1}, {.direction = direction, .max_row_error = 1})[0];
+        }
+        CHECK(each.error == sum.relative_error());
+        CHECK(each.error > 0);
+      }
+      const Attention attention(c.features, position, {.direction = direction, .engine = Engine::direct, .near = near});
+      const Matrix<double> exact = reference::softmax_attention<double>(second(q), second(k), second(v), position,
+                                                                        direction, Normalization::unit(1));
+      const double error = relative(attention(second(q), second(k), second(v)), exact);
+      CHECK(error > 0);
+      CHECK(std::abs(c.softmax_error - error) <= 1e-8 * error);
+    }
+}
+
 TEST_CASE("calibrate: a budget of any size, with its candidates in increasing order", "[calibration]") {
   for (const Index budget : {1, 2, 4, 5, 6, 15, 99}) {
     const auto c = calibrate<double>(gaussian(n, 1), gaussian(n, 2), {.num_features = budget});
@@ -392,8 +425,8 @@ TEST_CASE("calibrate: bad samples and options are rejected", "[calibration]") {
   check_invalid(with({.num_features = 5, .near = -1}), {"near: expected at least 0, got -1"});
   check_invalid(with({.num_features = 5, .sinks = -1}), {"sinks: expected at least 0, got -1"});
   check_invalid(with({.num_features = 5, .sinks = 89}), {"sinks: expected at most 88 of 96 keys", "got 89"});
-  check_invalid(with({.num_features = 5, .near = 24}),
-                {"a key that is neither near nor a sink", "queries 0 to 23 with keys 0 to 23"});
+  check_invalid(with({.num_features = 5, .near = 48}),
+                {"a key that is neither near nor a sink", "queries 24 to 47 with keys 0 to 47"});
   check_invalid(with({.num_features = 5, .direction = static_cast<Direction>(7)}), {"direction: expected", "7"});
   check_invalid(with({.num_features = 5, .target_error = -0.1}), {"target_error: expected at least 0, got -0.1"});
   check_invalid(with({.num_features = 5, .target_error = std::nan("")}), {"target_error: expected at least 0"});

@@ -57,6 +57,11 @@ TEST_CASE("sample: the halves of a sequence are consecutive tokens with their po
   CHECK(same_bits<double>(fewer.k, all.k.middleRows(7, 2)));
   CHECK(same_bits<double>(fewer.v, all.v.middleRows(7, 2)));
   CHECK(fewer.first_key == 7);
+  const SampleTokens<double> half = all.half(1), more = part.with_keys_of(half);
+  CHECK(same_bits<double>(more.q, part.q));
+  CHECK(same_bits<double>(more.k, half.k));
+  CHECK(same_bits<double>(more.v, half.v));
+  CHECK((more.first_query == 5 && more.first_key == 7));
 }
 
 TEST_CASE("sample: each half of a sequence has its sinks, and the balance does not", "[calibration]") {

@@ -80,6 +80,17 @@ std::vector<CalibratedFeatures<T>> candidate_features(const Balance<T>& balance,
   return maps;
 }
 
+// What half `tested` of the first half is compared with: its keys, or, if pairs of a half of one sequence are all near,
+// those of both
+template <Real T>
+HeadSample<T> fold(const HeadSample<T>& used, Index tested, const ComparisonOptions& comparison) {
+  HeadSample<T> half = used.half(tested);
+  const bool is_large_enough =
+      used.sequences.size() > 1 || (has_far_pair(half, comparison) && has_far_pair(used.half(1 - tested), comparison));
+  if (!is_large_enough) half.sequences[0] = half.sequences[0].with_keys_of(used.sequences[0]);
+  return half;
+}
+
 // Sets the candidates' errors: each half of the first half is compared with maps of its other half
 template <Real T>
 void estimate_errors(std::span<const HeadSample<T>> heads, const CalibrationOptions& options,
@@ -88,8 +99,10 @@ void estimate_errors(std::span<const HeadSample<T>> heads, const CalibrationOpti
   for (const HeadSample<T>& head : heads) {
     const HeadSample<T> used = head.half(0);
     for (const Index tested : {0, 1}) {
+      const HeadSample<T> compared = fold(used, tested, comparison);
+      if (tested == 0 && !has_far_pair(compared, comparison)) continue;  // early causal queries have near keys alone
       const Balance<T> balance = used.half(1 - tested).balance(options.shrinkage);
-      const auto each = softmax_differences(used.half(tested), candidate_features(balance, candidates), comparison);
+      const auto each = softmax_differences(compared, candidate_features(balance, candidates), comparison);
       for (std::size_t c = 0; c < sum.size(); ++c) sum[c] += each[c];
     }
   }
@@ -222,8 +235,9 @@ HeadsCalibration<T> calibrate_heads(std::type_identity_t<HeadsView<const T>> q,
 /// the sample: each of its halves is compared, with constants from the other, and the relative error of a row is capped
 /// at 1. The map of least error is chosen, with fewer features if more lower the error by less than a hundredth. Its
 /// constants are then those of the first half. The second half is only used to report softmax_error. Tokens of a half
-/// attend to those of the same half, at the positions that they have in the sample. Causal attention leaves out the
-/// keys after the last query. Sinks are keys of each half, and the constants are those of the other keys.
+/// attend to those of the same half, at the positions that they have in the sample; so do those of a quarter, unless
+/// all their pairs are near: then they attend to the tokens of the first half. Causal attention leaves out the keys
+/// after the last query. Sinks are keys of each half, and the constants are those of the other keys.
 ///
 /// The sample should have the positions and the lengths of the sequences on which the map is used. In a model with
 /// absolute positions the means change along a text, so that constants of a text's first half have a several times
@@ -231,9 +245,9 @@ HeadsCalibration<T> calibrate_heads(std::type_identity_t<HeadsView<const T>> q,
 ///
 /// O(n' n_k (d + d_v + r) + (n_q + n_k) d (d + r) + d^3) for each map that is compared, with n' = n_q, or max_queries
 /// if that is less. Throws InvalidArgument if shapes do not match, if a scalar is not finite, if there are fewer than 8
-/// queries or keys beside the sinks, if no query of a half or quarter attends to a key of it, or only to near ones and
-/// sinks, if the position is for other numbers of tokens or another direction or has slots of its own and no pitch()
-/// for a near field, or if an option is out of its range.
+/// queries or keys beside the sinks, if no query of a half or quarter attends to a key of it, if those of a half attend
+/// only to near ones and sinks, if the position is for other numbers of tokens or another direction or has slots of its
+/// own and no pitch() for a near field, or if an option is out of its range.
 template <OnlyReal T, Position P>
   requires std::same_as<typename P::Scalar, T>
 Calibration<T> calibrate(const std::type_identity_t<MatrixView<T>>& q, const std::type_identity_t<MatrixView<T>>& k,

@@ -43,6 +43,11 @@ struct SampleTokens {
     };
     return {q.middleRows(i0, n_q), with_sinks(k), with_sinks(v), first_query + i0, first_key + j0, sinks};
   }
+
+  /// These queries with all keys of tokens that they are a part of.
+  SampleTokens with_keys_of(const SampleTokens& all) const {
+    return {q, all.k, all.v, first_query, all.first_key, sinks};
+  }
 };
 
 /// What a head's position defines for the query at position i and the key at position j: their bias, and whether the

@@ -15,6 +15,7 @@
 #include "nprf/calibration/head_sample.hpp"
 #include "nprf/core/error.hpp"
 #include "nprf/core/gemm.hpp"
+#include "nprf/core/pack.hpp"
 #include "nprf/core/row_quotient.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/threads.hpp"
@@ -98,8 +99,8 @@ class SoftmaxComparison {
   };
 
   struct Tile {
-    Matrix<T> bias, logits, y;  // (rows,n_k) (rows,n_k) (rows,d_v); the bias of a key that is not attended: -inf
-    Vector<T> largest;          // of the logits of a row
+    Matrix<T> far_bias, exact_weights, y;  // (rows,n_k) (rows,n_k) (rows,d_v); bias -inf, and weight 0, of other pairs
+    Vector<T> largest;                     // of the logits of a row; the weights are exp(logit - largest)
   };
 
   Features features_of(const CalibratedFeatures<T>& map) const {
@@ -120,22 +121,30 @@ class SoftmaxComparison {
   bool is_exact(Index i, Index j) const { return j < m_tokens.sinks || m_pairs.is_near(query(i), key(j)); }
   bool is_later(Index i, Index j) const { return m_options.direction == Direction::causal && key(j) > query(i); }
 
+  // x = exp(x - shift) (n)
+  static void exponentiate(T* x, T shift, Index n) {
+    using P = Pack<T>;
+    for (Index j = 0; j < n; j += P::size) exp(P::load(x + j, n - j) - P::all(shift)).store(x + j, n - j);
+  }
+
   Tile exact_tile(Index i0, Index rows) const {
     const Index n_k = m_tokens.k.rows();
-    Tile tile{Matrix<T>(rows, n_k), Matrix<T>(rows, n_k), {}, Vector<T>(rows)};
+    Tile tile{Matrix<T>(rows, n_k), Matrix<T>::Zero(rows, n_k), {}, Vector<T>(rows)};
     const std::vector<Index> indices(m_rows.begin() + i0, m_rows.begin() + i0 + rows);
     const Matrix<T> q = m_tokens.q(indices, Eigen::indexing::all);
-    set_product(tile.logits, q, m_keys);  // (rows,n_k)
     Matrix<T> W(rows, n_k);
+    set_product(W, q, m_keys);  // (rows,n_k)
     for (Index i = 0; i < rows; ++i) {
       for (Index j = 0; j < n_k; ++j)
-        tile.bias(i, j) = is_later(i0 + i, j) ? -infinity : m_pairs.bias(query(i0 + i), key(j));
-      tile.logits.row(i) += tile.bias.row(i);
-      tile.largest[i] = tile.logits.row(i).maxCoeff();
+        tile.far_bias(i, j) = is_later(i0 + i, j) ? -infinity : m_pairs.bias(query(i0 + i), key(j));
+      W.row(i) += tile.far_bias.row(i);
+      tile.largest[i] = W.row(i).maxCoeff();
       if (tile.largest[i] > -infinity)
-        for (Index j = 0; j < n_k; ++j) W(i, j) = std::exp(tile.logits(i, j) - tile.largest[i]);
+        exponentiate(&W(i, 0), tile.largest[i], n_k);
       else
         W.row(i).setZero();
+      for (Index j = 0; j < n_k; ++j)
+        if (is_exact(i0 + i, j)) tile.exact_weights(i, j) = W(i, j), tile.far_bias(i, j) = -infinity;
     }
     tile.y = quotients(W);
     return tile;
@@ -144,26 +153,20 @@ class SoftmaxComparison {
   Vector<T> tile_differences(const Tile& tile, Index i0, const Features& features) const {
     const Index rows = tile.y.rows(), n_k = m_tokens.k.rows();
     Matrix<T> W(rows, n_k);
-    Vector<T> magnitudes = Vector<T>::Zero(rows);  // sum_j |phi(q_i)| |phi(k_j)| exp(b_ij), or W_ij
+    Vector<T> magnitudes = Vector<T>::Zero(rows), factors(n_k);  // sum_j |phi(q_i)| |phi(k_j)| exp(b_ij), or W_ij
     set_product(W, features.queries.middleRows(i0, rows), features.keys);  // (rows,n_k)
     for (Index i = 0; i < rows; ++i) {
-      const double query_norm = features.queries.row(i0 + i).norm();
       if (tile.largest[i] == -infinity) {
         W.row(i).setZero();
         continue;
       }
-      // one scale for exact pairs and others
-      const auto log_factor = [&](Index j) {
-        return features.log_queries[i0 + i] + features.log_keys[j] + tile.bias(i, j);
-      };
-      double largest = tile.largest[i];
-      for (Index j = 0; j < n_k; ++j) largest = std::max(largest, log_factor(j));
-      for (Index j = 0; j < n_k; ++j) {
-        const bool exact = is_exact(i0 + i, j);
-        const double factor = std::exp((exact ? tile.logits(i, j) : log_factor(j)) - largest);
-        W(i, j) = exact ? factor : W(i, j) * factor;
-        magnitudes[i] += exact ? factor : query_norm * features.key_norms[j] * factor;
-      }
+      factors = features.log_keys + tile.far_bias.row(i).transpose();
+      factors.array() += features.log_queries[i0 + i];
+      const T largest = std::max(tile.largest[i], factors.maxCoeff());  // one scale for exact pairs and others
+      exponentiate(factors.data(), largest, n_k);
+      const auto exact = tile.exact_weights.row(i) * std::exp(tile.largest[i] - largest);
+      W.row(i) = W.row(i).cwiseProduct(factors.transpose()) + exact;
+      magnitudes[i] = features.queries.row(i0 + i).norm() * factors.dot(features.key_norms) + exact.sum();
     }
     const Matrix<T> y = quotients(W);
     Vector<T> difference = Vector<T>::Zero(rows);
@@ -196,27 +199,32 @@ class SoftmaxComparison {
   Matrix<T> m_keys;           // k^T (d,n_k)
 };
 
+/// Whether there is an error to be measured (SoftmaxComparison::has_far_pair) in a sequence of the sample.
+template <Real T>
+bool has_far_pair(const HeadSample<T>& sample, const ComparisonOptions& options) {
+  return std::ranges::any_of(sample.sequences, [&](const SampleTokens<T>& tokens) {
+    return SoftmaxComparison(tokens, sample.pairs, options).has_far_pair();
+  });
+}
+
 /// The differences of all sequences of a sample, one for each map. Throws InvalidArgument if there is nothing to
 /// compare: if no compared query attends to a key, or if all keys that it may attend to are sinks or near.
 template <Real T>
 std::vector<SoftmaxDifference> softmax_differences(const HeadSample<T>& sample,
                                                    std::span<const std::type_identity_t<CalibratedFeatures<T>>> maps,
                                                    const ComparisonOptions& options) {
-  std::vector<SoftmaxDifference> sum(maps.size());
-  bool has_far_pair = false;
-  for (const SampleTokens<T>& tokens : sample.sequences) {
-    const SoftmaxComparison comparison(tokens, sample.pairs, options);
-    has_far_pair = has_far_pair || comparison.has_far_pair();
-    const std::vector<SoftmaxDifference> each = comparison.differences(maps);
-    for (std::size_t m = 0; m < sum.size(); ++m) sum[m] += each[m];
-  }
   const SampleTokens<T>& first = sample.sequences.at(0);
   const auto check = [&](bool found, const char* expected) {
-    require(found, "sample: expected in each half and quarter a query that ", expected, ", got none among queries ",
+    require(found, "sample: expected in each part a query that ", expected, ", got none among queries ",
             first.first_query, " to ", first.first_query + first.q.rows() - 1, " with keys ", first.position(0), " to ",
             first.position(first.k.rows() - 1));
   };
-  check(has_far_pair, "may attend to a key that is neither near nor a sink");
+  check(has_far_pair(sample, options), "may attend to a key that is neither near nor a sink");
+  std::vector<SoftmaxDifference> sum(maps.size());
+  for (const SampleTokens<T>& tokens : sample.sequences) {
+    const auto each = SoftmaxComparison(tokens, sample.pairs, options).differences(maps);
+    for (std::size_t m = 0; m < sum.size(); ++m) sum[m] += each[m];
+  }
   for (const SoftmaxDifference& each : sum) check(each.rows > 0, "attends to a key");
   return sum;
 }

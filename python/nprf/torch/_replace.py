@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import warnings
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
@@ -215,6 +216,20 @@ def replace_attention(
     return len(made)
 
 
+def _with_progress(layers: list[_SelfAttention], progress: Optional[bool]) -> Iterable[_SelfAttention]:
+    """The same, with a bar of tqdm; for None, if that is installed."""
+    if progress is False:
+        return layers
+    try:
+        tqdm = importlib.import_module("tqdm.auto").tqdm
+    except ImportError as error:
+        if progress is None:
+            return layers
+        raise ImportError("progress: expected tqdm, which is not installed: pip install 'nprf[progress]'") from error
+    bar: Iterable[_SelfAttention] = tqdm(layers, desc="calibrate", unit="layer")
+    return bar
+
+
 @torch.no_grad()
 def calibrated_features(
     model: nn.Module,
@@ -225,6 +240,7 @@ def calibrated_features(
     num_features: int = 0,
     target_error: float = 0.0,
     seed: int = 0,
+    progress: Optional[bool] = None,
 ) -> ModelCalibration:
     """Feature maps for replace_attention of a T5-like model, calibrated for its own queries and keys:
 
@@ -232,7 +248,8 @@ def calibrated_features(
     >>> replace_attention(model, features)
 
     run: calls the model, with softmax, on some typical sequences without padding; each self-attention is calibrated for
-    its first call. num_features, target_error, near, sinks, seed: as in nprf.calibrate. ValueError for a model that
+    its first call. num_features, target_error, near, sinks, seed: as in nprf.calibrate. progress: whether a bar of tqdm
+    (pip install 'nprf[progress]') counts the layers; None: if it is installed. ValueError for a model that
     replace_attention refuses, and for a self-attention that run() does not call.
     """
     parts: dict[tuple[str, str], Tensor] = {}
@@ -254,7 +271,7 @@ def calibrated_features(
         if any((each.name, part) not in parts for part in "qkv"):
             raise ValueError(f"run: expected a call of {each.name}, got none")
     calibrations: dict[str, Calibration] = {}
-    for each in found:
+    for each in _with_progress(found, progress):
         split = (each.module.n_heads, each.head_dim())
         q, k, v = (parts[each.name, part].unflatten(-1, split).transpose(1, 2).float().cpu() for part in "qkv")
         max_distance = getattr(each.module, "relative_attention_max_distance", 128)

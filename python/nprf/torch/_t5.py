@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from .._normalization import Normalization
 from ..features import FeaturesLike, features_of, taylor
+from ._constants import constants_of, features_of_constants, has_constants
 from ._functional import attention
 from ._masks import padding_of_rows
 from ._module import _checked_map
@@ -27,7 +28,8 @@ _of_caches = ("cache", "past_key_value", "past_key_values", "use_cache")
 class T5SelfAttention(nn.Module):
     """Takes the place of a T5 model's self-attention: a module with linear layers q, k, v and o, n_heads, and
     has_relative_attention_bias; if that is True also relative_attention_bias, an embedding [buckets, heads]. It has the
-    state dict of the module that it replaces, but not its dropout.
+    state dict of the module that it replaces, and features_constants (uint8), a calibrated map, which it also loads;
+    without these in a state dict its map stays. It does not have the module's dropout.
 
     features: a map of vectors of as many numbers as a head has, or one for each head; None: all pairs are exact, and a
     call with more than `near` tokens raises ValueError. T5 does not divide q.k by sqrt(d), and does not normalise, so
@@ -111,6 +113,24 @@ class T5SelfAttention(nn.Module):
             self.report(report)
         y: Tensor = self.o(rows.flatten(2))
         return y
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Also features_constants, the map as bytes, if it is calibrated (_constants.py)."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.features is not None and has_constants(self.features):
+            destination[prefix + "features_constants"] = constants_of(self.features, 0)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
+        """Also the map; without features_constants it stays as it is."""
+        constants = state_dict.pop(prefix + "features_constants", None)
+        super()._load_from_state_dict(state_dict, prefix, *others)
+        if constants is None:
+            return
+        try:
+            self.features = _checked_map(features_of_constants(constants)[0], self.head_dim, self.heads)
+        except ValueError as error:
+            error_messages: list[str] = others[-1]
+            error_messages.append(str(error))
 
     def _bias(self) -> Any:
         """The embedding: that which the layer has now, or the one that it shares."""
