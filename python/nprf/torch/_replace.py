@@ -78,7 +78,7 @@ class T5SelfAttention(nn.Module):
             q * d**0.5,  # Normalization.none() divides by it
             k,
             v,
-            bias.weight.t(),
+            bias,
             features=self._of_near_field if self.features is None else self.features,
             position=("t5", self.max_distance),
             causal=self.causal,
@@ -185,7 +185,7 @@ def calibrated_features(
     for each in found:
         split = (each.module.n_heads, each.head_dim())
         q, k, v = (parts[each.name, part].unflatten(-1, split).transpose(1, 2).float().cpu() for part in "qkv")
-        position = T5(each.bias.weight.detach().t().float().cpu(), each.max_distance)
+        position = T5(each.bias.weight.detach().float().cpu(), each.max_distance, "heads_last")
         maps[each.name] = calibrate(
             (q * split[1] ** 0.5).numpy(),
             k.numpy(),
