@@ -305,7 +305,8 @@ def test_opcheck():
             arguments = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in arguments)
         torch.library.opcheck(_functional.attention_op, arguments)
     for packed, of_map in ((None, None), (packing, seed), (packing, constants)):
-        y, token = _functional.attention_op(q, k, v, bias, None, None, packed, of_map, None, text, 1, True)
+        y, token, kept = _functional.attention_op(q, k, v, bias, None, None, packed, of_map, None, text, 1, True)
+        assert kept.numel() == 0 if of_map is None else torch.equal(kept, of_map)
         inputs = [x.detach() for x in (torch.ones_like(y), token, q, k, v, bias)]
         torch.library.opcheck(_functional.backward_op, (*inputs, None, None, packed, of_map, None, text, 1))
         torch.library.opcheck(_functional.backward_op, (*inputs, None, None, packed, of_map, offset, text, 0))

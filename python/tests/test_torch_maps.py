@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 import nprf.torch  # noqa: E402
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
-from nprf.torch import _maps  # noqa: E402
+from nprf.torch import _functional, _maps  # noqa: E402
 
 E, H, N, D = 24, 3, 30, 8
 
@@ -94,6 +94,26 @@ def test_a_compiled_layer_has_the_map_that_was_written(kind, how):
     assert torch.equal(compiled(x)[0], layer(x)[0])
     write(layer, other, how)
     assert torch.equal(compiled(x)[0], other(x)[0]) and graphs.frame_count == 1
+
+
+@pytest.mark.parametrize("kind", ["seed", "bytes"])
+@pytest.mark.parametrize("how", ["plain", "compiled", "operator", "operator, and forward again"])
+def test_gradients_are_those_of_the_map_of_forward(kind, how, monkeypatch):
+    """Even if another one was written between, as DDP does when it sends buffers before the next forward."""
+    layer, other = map(layer_with, maps()[kind])
+    x = torch.randn(2, N, E)
+    expected = torch.autograd.grad(layer(x)[0].square().sum(), layer.in_proj_weight)[0]
+    torch._dynamo.reset()
+    call = torch.compile(layer, fullgraph=True, backend="aot_eager") if how == "compiled" else layer
+    if how.startswith("operator"):
+        monkeypatch.setattr(_functional, "is_plain", lambda *x: False)
+    keep = (lambda x: x.clone()) if how.endswith("again") else (lambda x: x)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        loss = call(x)[0].square().sum()
+    for mine, its in zip(layer.buffers(), other.buffers()):
+        mine.copy_(its)
+    assert torch.equal(torch.autograd.grad(loss, layer.in_proj_weight)[0], expected)
+    assert not torch.equal(call(x)[0].square().sum(), loss)
 
 
 @pytest.mark.parametrize("kind", maps())

@@ -10,8 +10,8 @@ to call: an integer, or with `offset_tensor` that tensor's. key_mask is bool [ba
 int64 [batch], on the CPU or on a GPU. packing is int64 [1 or 2, sequences + 1], the cumulative lengths of packed
 sequences, and those of their keys if they differ. forward returns y and a `token`, a tensor of one byte whose storage
 is a part of what the C++ forward saved. It lives as long as autograd or a compiled graph keeps that tensor. If a hook
-has copied the tensor, there is nothing at its address, and backward computes forward again. The report of a call is
-left where its thread finds it.
+has copied the tensor, there is nothing at its address, and backward computes forward again, with a copy of the map's
+tensor, which may have changed since. The report of a call is left where its thread finds it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Optional, TypedDict,
 
 import torch
 from torch import Tensor
-from torch._C._functorch import TransformType
 from torch.autograd import forward_ad
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
@@ -36,6 +35,7 @@ from .._value import bool_of, index_of, name_of, seed_of
 from ..features import Features, FeaturesLike, features_of
 from ..positions import has_heads_last
 from . import _gpu
+from ._checks import check_context_parallel, check_derivatives, check_tensors
 from ._integers import Integers, check_integers, per_sequence
 from ._maps import NamedMap, features_in, named
 from ._masks import padding_of
@@ -143,9 +143,10 @@ def attention_op(
     options: str,
     offset: int,
     save: bool,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     x = Arguments(q, k, v, bias, extra, key_mask, packing)
-    return _forward_and_token(x, *_read(options, features, offset, offset_tensor), save)
+    kept = features.clone() if save and features is not None else torch.empty(0, dtype=torch.uint8)
+    return *_forward_and_token(x, *_read(options, features, offset, offset_tensor), save), kept
 
 
 @attention_op.register_fake
@@ -162,9 +163,10 @@ def _(
     options: str,
     offset: int,
     save: bool,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     y = q.new_empty((*q.shape[:-1], v.shape[-1]))
-    return y, torch.empty(1 if save else 0, dtype=torch.uint8, device=q.device)
+    kept = torch.empty_like(features) if save and features is not None else torch.empty(0, dtype=torch.uint8)
+    return y, torch.empty(1 if save else 0, dtype=torch.uint8, device=q.device), kept
 
 
 def _gradients(
@@ -264,12 +266,13 @@ def _needed(ctx: Any, gradients: tuple[Optional[Tensor], ...]) -> tuple[Optional
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-    *tensors, ctx.options, ctx.offset, _ = inputs
-    ctx.save_for_backward(output[1], *tensors)
+    *tensors, features, offset_tensor, ctx.options, ctx.offset, _ = inputs
+    _, token, kept = output
+    ctx.save_for_backward(token, *tensors, None if features is None else kept, offset_tensor)
     ctx.set_materialize_grads(False)
 
 
-def _backward_of_op(ctx: Any, dy: Optional[Tensor], _: Any) -> tuple[Any, ...]:
+def _backward_of_op(ctx: Any, dy: Optional[Tensor], *_: Any) -> tuple[Any, ...]:
     if dy is None:
         return (None,) * 12
     gradients = backward_op(dy, *ctx.saved_tensors, ctx.options, ctx.offset)
@@ -310,67 +313,6 @@ class _Attention(torch.autograd.Function):
         return (*_needed(ctx, gradients), *(None,) * 5)
 
 
-def _check_tensors(q: Tensor, **others: Optional[Tensor]) -> None:
-    """TypeError for other than tensors, NotImplementedError for DTensors, ValueError for those that are not on the
-    queries' device, and for sparse ones."""
-    for name, x in (("queries", q), *others.items()):
-        if x is None and name not in ("queries", "keys", "values"):
-            continue
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
-        if type(x).__module__.startswith("torch.distributed"):
-            raise NotImplementedError(
-                f"{name}: expected a tensor, got a {type(x).__name__}: of shards of the batch or of heads call it in "
-                "torch.distributed.tensor.experimental.local_map, others are to be gathered (full_tensor)"
-            )
-        if x.device != q.device:
-            raise ValueError(f"{name}: expected a tensor on {q.device}, as the queries, got one on {x.device}")
-        if x.layout != torch.strided:
-            raise ValueError(f"{name}: expected a dense tensor, got one of layout {x.layout}")
-
-
-def _has_derivatives_of_func() -> bool:
-    """Whether a transform of torch.func that differentiates is active, also while dynamo traces a call in it."""
-    if not torch._C._are_functorch_transforms_active():
-        return False
-    differentiates = (TransformType.Grad, TransformType.Jvp)
-    return any(each.key() in differentiates for each in torch._C._functorch.get_interpreter_stack() or ())
-
-
-# dynamo calls it and takes the result as a constant, as after torch.compiler.assume_constant_result, which imports
-# dynamo
-_has_derivatives_of_func._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-_sdpa = torch._C._nn.scaled_dot_product_attention
-
-
-def _check_context_parallel() -> None:
-    """NotImplementedError where PyTorch has cut tensors into parts of the sequences, and has replaced softmax attention
-    by one that knows of the other parts: this attention would take a part for the whole."""
-    sdpa = torch.nn.functional.scaled_dot_product_attention
-    if sdpa is not _sdpa and getattr(sdpa, "__module__", "").startswith("torch.distributed"):
-        raise NotImplementedError(
-            "attention: expected whole sequences, got a call in torch.distributed.tensor.experimental.context_parallel, "
-            "which gives each process a part of them"
-        )
-
-
-def _check_derivatives(*tensors: Optional[Tensor]) -> None:
-    """NotImplementedError for ways to differentiate that PyTorch's operators of Python do not support: it would return
-    0, or an error that does not name them."""
-    if forward_ad._current_level >= 0:
-        for x in tensors:
-            if x is not None and forward_ad.unpack_dual(x).tangent is not None:
-                raise NotImplementedError(
-                    "attention: expected reverse-mode derivatives, got a call of torch.func.jvp or forward_ad"
-                )
-    if _has_derivatives_of_func():
-        raise NotImplementedError(
-            "attention: expected derivatives by torch.autograd (backward, grad), got a call of torch.func"
-        )
-
-
 def _of_type(x: Tensor, name: str, dtype: torch.dtype) -> Tensor:
     """x in the type in which the call is computed: halves, and parameters of float32, become it."""
     if x.dtype == dtype:
@@ -399,10 +341,10 @@ def _(info: Any, dims: Any, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> An
             raise NotImplementedError(f"vmap: expected arrays of 3 or 4 dimensions, got {x.dim() - 1}")
         return x.flatten(0, 1)
 
-    y, token = attention_op(*(in_batch(x, dim) for x, dim in zip((q, k, v), dims)), *others)
+    y, *others = attention_op(*(in_batch(x, dim) for x, dim in zip((q, k, v), dims)), *others)
     y = y.unflatten(0, (info.batch_size, -1))
     rank = q.dim() - (dims[0] is not None)
-    return (y.squeeze(1) if rank == 3 else y, token), (0, None)
+    return (y.squeeze(1) if rank == 3 else y, *others), (0, None, None)
 
 
 def _key_mask(
@@ -485,12 +427,12 @@ class _Call(NamedTuple):
     gradient_report: Optional[ReportGradients]
 
     def check_tensors(self) -> None:
-        _check_tensors(
+        check_tensors(
             self.q, keys=self.k, values=self.v, bias=self.bias, extra=self.extra, key_padding_mask=self.padding
         )
 
     def check_derivatives(self) -> None:
-        _check_derivatives(self.q, self.k, self.v, self.bias, self.extra)
+        check_derivatives(self.q, self.k, self.v, self.bias, self.extra)
 
     def arguments(self, options: Options) -> Arguments:
         """The tensors of the operators, in the types in which the call is computed."""
@@ -729,7 +671,7 @@ def attention(
     """
     for name in unknown:
         raise unknown_option(name, "attention", "key_padding_mask")
-    _check_context_parallel()
+    check_context_parallel()
     if not isinstance(features, (Features, NamedMap)):
         features = features_of(features)
     if layout not in ("heads_first", "tokens_first"):

@@ -49,15 +49,20 @@ def has_constants(features: Features) -> bool:
     return type(features) in _classes.values() and not isinstance(features, (EluFeatures, TaylorFeatures))
 
 
-def bytes_of(features: Features, redraws: int = 0) -> Tensor:
-    """The map, and the number that its next redraw begins with, as bytes, uint8 [n] on the CPU: JSON, with arrays in
-    base64, so that reading runs no code. Maps of one kind and of the same sizes have as many bytes, so that one can be
-    written over another."""
+def array_of(features: Features, redraws: int = 0) -> NDArray[np.uint8]:
+    """The map, and the number that its next redraw begins with, as bytes [n]: JSON, with arrays in base64, so that
+    reading runs no code. Maps of one kind and of the same sizes have as many bytes, so that one can be written over
+    another."""
     text, longest = (
         json.dumps({"map": described(features, of_leaf), "redraws": of_leaf(redraws)}) for of_leaf in (_leaf, _longest)
     )
     padded = text.encode().ljust(-(-len(longest) // 8) * 8)
-    return torch.frombuffer(bytearray(padded), dtype=torch.uint8)
+    return np.frombuffer(bytearray(padded), np.uint8)
+
+
+def bytes_of(features: Features, redraws: int = 0) -> Tensor:
+    """array_of() as a tensor on the CPU."""
+    return torch.from_numpy(array_of(features, redraws))
 
 
 def features_of_bytes(constants: Any) -> tuple[Features, int]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..features import Features, RandomFeatures
-from ._maps import NamedMap, bytes_of, features_of_bytes, has_constants
+from ._maps import NamedMap, array_of, bytes_of, features_of_bytes, has_constants
 
 
 def _int64_of(seed: int) -> int:
@@ -40,7 +40,7 @@ class ModuleWithFeatures(nn.Module):
         self._made, self._features_buffer, self._features_name = features, None, ""
         if has_constants(features):
             self._features_buffer = "features_constants"
-            self.register_buffer(self._features_buffer, torch.tensor(bytes_of(features).numpy(), device=device))
+            self.register_buffer(self._features_buffer, torch.tensor(array_of(features), device=device))
             return
         if isinstance(features, RandomFeatures):
             self._features_buffer = "features_seed"
@@ -122,4 +122,4 @@ class ModuleWithFeatures(nn.Module):
         loaded = bytes_of(made, redraws)
         if self._features_buffer is None or self.features_constants.shape != loaded.shape:
             self.hold_features(made, next(self.parameters()).device)
-        state_dict[key] = constants if torch.equal(constants.cpu(), loaded) else loaded
+        state_dict[key] = constants if torch.equal(constants.cpu(), loaded) else loaded.to(constants.device)
