@@ -71,7 +71,8 @@
       std::span<const nprf::HeadSample<double>>, const nprf::CalibrationOptions&);                                    \
   PREFIX template nprf::Matrix<T> nprf::reference::detail::softmax_attention<T>(                                      \
       const nprf::MatrixView<T>&, const nprf::MatrixView<T>&, const nprf::MatrixView<T>&,                             \
-      const nprf::PositionView<T>&, nprf::Direction, nprf::Normalization, void (*)(), std::span<const bool>);
+      const nprf::PositionView<T>&, nprf::Direction, nprf::Normalization, void (*)(), std::span<const bool>,          \
+      nprf::Index);
 #define NPRF_VIEW_INSTANCE(PREFIX, T, NAME, ...) \
   PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const __VA_ARGS__&);
 

@@ -61,7 +61,7 @@ def of_map(features, near):
     """nprf with case.<features> and a near field."""
 
     def ours(case):
-        position = {"dense": "table", "none": "table"}.get(case.kind, case.kind)
+        position = {"dense": "table", "none": None}.get(case.kind, case.kind)
         bias = None if case.kind == "none" else case.bias
         return nprf.torch.attention(*case.arrays, bias, features=getattr(case, features), near=near, position=position)
 

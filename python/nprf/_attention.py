@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ._native import Native, as_array, check_types, core, float32, float64, native_of
 from ._normalization import Normalization, radius_of, unit
-from ._value import Value, index_of, name_of, seed_of
+from ._value import Value, bool_of, index_of, name_of, seed_of
 from .features import CalibratedFeatures, Features, FeaturesLike, HeadFeatures, features_of
 from .positions import NoPosition, Position, position_of
 
@@ -48,6 +48,46 @@ class Saved:
         self._native, self._call, self._shapes, self._dtype, self._owner = native, call, shapes, dtype, owner
 
 
+def unknown_option(name: str, of: str, mask: str) -> TypeError:
+    """The error for an option that `of` does not have; of the masks of padding it has the one of this name."""
+    meaning = {"key_mask": "True keeps a key", "key_padding_mask": "True is padding"}
+    if name not in meaning:
+        return TypeError(f"{of}: got an unknown option {name!r}")
+    return TypeError(f"{name}: expected {mask}=~{name}, whose {meaning[mask]}, got {name}, whose {meaning[name]}")
+
+
+def _tokens_of(x: Array, options: CallOptions) -> int:
+    return x.shape[-3 if options.get("layout") == "tokens_first" and x.ndim > 2 else -2] if x.ndim > 1 else 0
+
+
+def _heads_of(x: Array, options: CallOptions) -> int:
+    return x.shape[-2 if options.get("layout") == "tokens_first" else -3] if x.ndim > 2 else 1
+
+
+def _check_offset(q: Array, k: Array, options: CallOptions) -> None:
+    """check_offset() of a causal call."""
+    packed_keys = options.get("key_cumulative_lengths") is not None
+    check_offset(True, options.get("offset"), _tokens_of(q, options), _tokens_of(k, options), packed_keys)
+
+
+def check_offset(causal: bool, offset: Any, n_q: int, n_k: int, of_packed_keys: bool) -> None:
+    """ValueError for a causal call that does not say which query sees which keys first."""
+    if not causal or offset is not None:
+        return
+    if of_packed_keys:
+        raise ValueError(
+            "offset: expected one for a causal call with key_cumulative_lengths, got none: 0 aligns the first query of "
+            "each sequence with its first key, as PyTorch's is_causal does, and n_k - n_q the last query with the last "
+            "key, as FlashAttention and ONNX do"
+        )
+    if n_q != n_k and n_q > 0 and n_k > 0:
+        raise ValueError(
+            f"offset: expected one for a causal call of {n_q} queries and {n_k} keys, got none: 0 aligns the first query "
+            f"with the first key, as PyTorch's is_causal does, and {n_k - n_q} the last query with the last key, as "
+            "FlashAttention and ONNX do"
+        )
+
+
 class CallOptions(TypedDict, total=False):
     """The options of a call; see Attention."""
 
@@ -55,7 +95,7 @@ class CallOptions(TypedDict, total=False):
     lengths: Sequence[int] | None
     cumulative_lengths: Sequence[int] | None
     key_cumulative_lengths: Sequence[int] | None
-    offset: int
+    offset: int | None
     tolerance: float
     softmax_samples: int
     softmax_seed: int
@@ -77,7 +117,7 @@ def _call_of(
     lengths: Sequence[int] | None = None,
     cumulative_lengths: Sequence[int] | None = None,
     key_cumulative_lengths: Sequence[int] | None = None,
-    offset: int = 0,
+    offset: int | None = None,
     tolerance: float = 0.0,
     softmax_samples: int = 0,
     softmax_seed: int = 0,
@@ -105,11 +145,11 @@ def _call_of(
         None if lengths is None else indices(lengths, "lengths"),
         indices(cumulative_lengths, "cumulative_lengths"),
         indices(key_cumulative_lengths, "key_cumulative_lengths"),
-        index_of(offset, "offset"),
+        0 if offset is None else index_of(offset, "offset"),
         float(tolerance),
         index_of(softmax_samples, "softmax_samples"),
         seed_of(softmax_seed, "softmax_seed"),
-        bool(check_finite),
+        bool_of(check_finite, "check_finite"),
         _layouts[layout],
         _threads_of(threads),
     )
@@ -120,11 +160,12 @@ _default_call = _call_of()
 
 def call_of(options: CallOptions, report: bool) -> Call:
     """TypeError for unknown options and wrong types, ValueError for samples of a report that is not returned."""
+    report = bool_of(report, "report")
     if not options:
         return _default_call
     for name in options:
         if name not in CallOptions.__annotations__:
-            raise TypeError(f"options: got an unknown one, {name!r}")
+            raise unknown_option(name, "options", "key_mask")
     call = _call_of(**options)
     samples = options.get("softmax_samples", 0)
     if samples != 0 and not report:
@@ -149,9 +190,9 @@ class Attention(Value):
 
     Options of a call: key_mask, bool [batch, n_k] (or [n_k]), False is padding; lengths, one for each sequence, later
     keys are padding; cumulative_lengths, 0, n_1, n_1 + n_2, ... of sequences packed into one; offset, query i has
-    position i + offset; tolerance, rounding errors above half of it are recomputed; softmax_samples, rows of each
-    sequence of each head that are compared with exact softmax, for the report; check_finite; threads. See CallOptions
-    in options.hpp.
+    position i + offset, which a causal call needs unless queries are as many as keys; tolerance, rounding errors above
+    half of it are recomputed; softmax_samples, rows of each sequence of each head that are compared with exact softmax,
+    for the report; check_finite; threads. See CallOptions in options.hpp.
 
     ValueError for shapes and options that do not fit, TypeError for other types. Calls release the GIL; Ctrl-C ends
     them.
@@ -182,7 +223,7 @@ class Attention(Value):
         self._set(
             features=features_of(features),
             position=position,
-            causal=bool(causal),
+            causal=bool_of(causal, "causal"),
             normalization=normalization,
             near=index_of(near, "near"),
             engine=name_of(engine, "engine"),
@@ -206,12 +247,16 @@ class Attention(Value):
             )
         return made
 
-    def _inputs(self, q: Any, k: Any, v: Any) -> tuple[Array, Array, Array, Native, Array]:
+    def _inputs(self, q: Any, k: Any, v: Any, options: CallOptions) -> tuple[Array, Array, Array, Native, Array]:
         q, k, v = as_array(q, "queries"), as_array(k, "keys"), as_array(v, "values")
         native = native_of(q.dtype, "queries")
         check_types(q.dtype, keys=k, values=v)
         if v.ndim == 0:
             raise ValueError("values: expected 2, 3 or 4 dimensions, got 0")
+        if self.causal:
+            _check_offset(q, k, options)
+        if self.position is not None:
+            self.position.check_heads(_heads_of(q, options))
         return q, k, v, native, np.empty(q.shape[:-1] + v.shape[-1:], q.dtype)
 
     @overload
@@ -231,7 +276,7 @@ class Attention(Value):
     ) -> Union[Array, tuple[Array, Report]]:
         """y, in q's shape with the channels of v; with report=True (y, Report)."""
         call = call_of(options, report)
-        q, k, v, native, y = self._inputs(q, k, v)
+        q, k, v, native, y = self._inputs(q, k, v, options)
         described = self._native(native)(q, k, v, y, call)
         return (y, described) if report else y
 
@@ -248,7 +293,7 @@ class Attention(Value):
     ) -> Union[tuple[Array, Saved], tuple[Array, Saved, Report]]:
         """(y, Saved) with what backward needs; with report=True (y, Saved, Report)."""
         call = call_of(options, report)
-        q, k, v, native, y = self._inputs(q, k, v)
+        q, k, v, native, y = self._inputs(q, k, v, options)
         saved, described = self._native(native).forward(q, k, v, y, call)
         kept = Saved(saved, call, (q.shape, k.shape, v.shape, y.shape), q.dtype, self)
         return (y, kept, described) if report else (y, kept)
@@ -359,6 +404,7 @@ def attention(
     with the same map and position build nothing."""
     features = features if isinstance(features, Features) else features_of(features)
     near, sinks, engine = index_of(near, "near"), index_of(sinks, "sinks"), name_of(engine, "engine")
+    causal = bool_of(causal, "causal")
     key = (id(features), id(position), causal, getattr(normalization, "radius", None), near, engine, sinks)
     found = _attentions.get(key)
     # the map and the position of a key live as long as its attention, so that no other object has their ids
@@ -446,9 +492,12 @@ def calibrate(
     v = np.empty((*k.shape[:-1], 0), k.dtype) if v is None else as_array(v, "values")
     native = native_of(q.dtype, "queries")
     check_types(q.dtype, keys=k, values=v)
-    positions = position_of(position)._native(native, bool(causal))
+    causal = bool_of(causal, "causal")
+    positions = position_of(position)._native(native, causal)
+    if causal and q.ndim > 1 and k.ndim > 1 and q.shape[-2] != k.shape[-2]:
+        raise ValueError(f"keys: expected {q.shape[-2]} tokens in a causal sample, as the queries, got {k.shape[-2]}")
     return Calibration._of(*native.calibrate(
-        q, k, v, positions, bool(causal), radius_of(normalization), index_of(num_features, "num_features"),
+        q, k, v, positions, causal, radius_of(normalization), index_of(num_features, "num_features"),
         index_of(near, "near"), index_of(sinks, "sinks"), seed_of(seed), float(target_error), float(shrinkage),
         index_of(max_queries, "max_queries"),
     ))  # fmt: skip
@@ -466,20 +515,29 @@ def softmax_attention(
     lengths: Sequence[int] | None = None,
     cumulative_lengths: Sequence[int] | None = None,
     key_cumulative_lengths: Sequence[int] | None = None,
+    offset: int | None = None,
     layout: str = "heads_first",
     threads: int = 0,
+    **unknown: Any,
 ) -> Array:
     """Exact softmax attention with the same bias and normalization, by tiles: O(n_q n_k), the reference for errors.
-    Arrays, key_mask, lengths, cumulative_lengths, layout and errors as in Attention."""
+    Arrays, key_mask, lengths, cumulative_lengths, offset, layout and errors as in Attention."""
+    for name in unknown:
+        raise unknown_option(name, "softmax_attention", "key_mask")
     q, k, v = as_array(q, "queries"), as_array(k, "keys"), as_array(v, "values")
     native = native_of(q.dtype, "queries")
     check_types(q.dtype, keys=k, values=v)
-    call = _call_of(key_mask, lengths, cumulative_lengths, key_cumulative_lengths, layout=layout, threads=threads)
+    call = _call_of(
+        key_mask, lengths, cumulative_lengths, key_cumulative_lengths, offset, layout=layout, threads=threads
+    )
     if v.ndim == 0:
         raise ValueError("values: expected 2, 3 or 4 dimensions, got 0")
+    causal = bool_of(causal, "causal")
+    if causal:
+        _check_offset(q, k, {"key_cumulative_lengths": key_cumulative_lengths, "offset": offset, "layout": layout})
     y = np.empty(q.shape[:-1] + v.shape[-1:], q.dtype)
-    positions = position_of(position)._native(native, bool(causal))
-    native.softmax_attention(q, k, v, y, positions, bool(causal), radius_of(normalization), call)
+    positions = position_of(position)._native(native, causal)
+    native.softmax_attention(q, k, v, y, positions, causal, radius_of(normalization), call)
     return y
 
 
@@ -488,7 +546,7 @@ def kernelized_attention(
     q: Any,
     k: Any,
     v: Any,
-    offset: int = 0,
+    offset: int | None = None,
     *,
     key_mask: Any = None,
     lengths: Sequence[int] | None = None,
@@ -496,10 +554,14 @@ def kernelized_attention(
     key_cumulative_lengths: Sequence[int] | None = None,
     layout: str = "heads_first",
     threads: int = 0,
+    **unknown: Any,
 ) -> Array:
     """The formula of `attention` as two plain loops in long double: O(n_q n_k (r + d_v)), for tests. Arrays, offset,
     key_mask, lengths, cumulative_lengths, layout and errors as in Attention."""
-    q, k, v, native, y = attention._inputs(q, k, v)
+    for name in unknown:
+        raise unknown_option(name, "kernelized_attention", "key_mask")
+    of_inputs: CallOptions = {"key_cumulative_lengths": key_cumulative_lengths, "offset": offset, "layout": layout}
+    q, k, v, native, y = attention._inputs(q, k, v, of_inputs)
     call = _call_of(
         key_mask, lengths, cumulative_lengths, key_cumulative_lengths, offset, layout=layout, threads=threads
     )

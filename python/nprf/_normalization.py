@@ -15,7 +15,7 @@ from ._value import Value
 
 class Normalization(Value):
     """The scaling of queries and keys: Normalization.unit(r), every row to norm r; Normalization.none(), q.k / sqrt(d)
-    as in softmax attention."""
+    as in softmax attention. Only unit(r) scales those of features that do not estimate exp (elu)."""
 
     _arguments = ("radius",)
     radius: float
@@ -34,12 +34,13 @@ class Normalization(Value):
 
     @classmethod
     def none(cls) -> Normalization:
-        """q.k / sqrt(d), as in softmax attention: rows of queries and of keys are divided by the fourth root of d."""
+        """q.k / sqrt(d), as in softmax attention: rows of queries and of keys are divided by the fourth root of d. With
+        features that do not estimate exp (elu) they stay as they are."""
         return cls(0.0)
 
     def apply(self, x: Any) -> NDArray[Any]:
-        """Rows of queries or of keys [.., n, d], float32 or float64, scaled as the attention does: features estimate
-        the exponentials of their dot products. A row of zeros stays zero."""
+        """Rows of queries or of keys [.., n, d], float32 or float64, scaled as the attention does with features that
+        estimate the exponentials of their dot products. A row of zeros stays zero."""
         return self._scaled(as_array(x, "x"), "x")
 
     def _scaled(self, x: NDArray[Any], name: str) -> NDArray[Any]:
@@ -66,5 +67,8 @@ unit = Normalization.unit()
 def radius_of(normalization: Any) -> float:
     """Its radius. TypeError for another class."""
     if not isinstance(normalization, Normalization):
-        raise TypeError(f"normalization: expected a Normalization, got {type(normalization).__name__}")
+        raise TypeError(
+            "normalization: expected a Normalization, unit(r) or none() (q.k / sqrt(d)), got "
+            f"{type(normalization).__name__}"
+        )
     return normalization.radius

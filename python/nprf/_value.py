@@ -2,6 +2,7 @@
 """Immutable values: repr, equality, hash and pickling from the arguments of the constructor."""
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,13 @@ def seed_of(x: Any, name: str = "seed") -> int:
     return seed
 
 
+def bool_of(x: Any, name: str) -> bool:
+    """TypeError for other than True and False, such as "no", which bool() would take for True."""
+    if not isinstance(x, (bool, np.bool_)):
+        raise TypeError(f"{name}: expected True or False, got {x!r}")
+    return bool(x)
+
+
 def name_of(x: Any, name: str) -> str:
     """The name of a kind. TypeError unless it is a str."""
     if not isinstance(x, str):
@@ -56,6 +64,13 @@ def frozen_array(x: Any, name: str, dims: tuple[int, ...]) -> NDArray[Any]:
     array = np.array(array, order="C", copy=True)
     array.flags.writeable = False
     return array
+
+
+def described(x: Any, of_leaf: Callable[[Any], Any]) -> Any:
+    """A value as JSON has it: an object with its class and its arguments, a list of a tuple, and of_leaf() of others."""
+    if isinstance(x, Value):
+        return {"class": type(x).__name__, **{name: described(getattr(x, name), of_leaf) for name in x._arguments}}
+    return [described(each, of_leaf) for each in x] if isinstance(x, tuple) else of_leaf(x)
 
 
 def _key(x: Any) -> Any:

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-import itertools
+import hashlib
+import json
 import weakref
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Union
@@ -13,38 +14,54 @@ from numpy.typing import NDArray
 
 from ._native import Native, as_array, check_types, core, native_of
 from ._normalization import Normalization, radius_of, unit
-from ._value import Value, frozen_array, index_of, name_of, seed_of
+from ._value import Value, described, frozen_array, index_of, name_of, seed_of
 
 
-_identities = itertools.count()
-by_identity: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+def _hashed(x: Any) -> Any:
+    """Arrays and texts of constants by their SHA-256."""
+    if isinstance(x, np.ndarray):
+        return {"dtype": x.dtype.str, "shape": x.shape, "sha256": hashlib.sha256(x.tobytes()).hexdigest()}
+    if isinstance(x, str) and len(x) > 100:
+        return {"sha256": hashlib.sha256(x.encode()).hexdigest()}
+    return x
 
 
-def register(x: Any) -> str:
-    """A name by which a compiled graph refers to `x` (by_identity). torch.compile would make a variable of a number
-    that differs from one layer to the next."""
-    identity = str(next(_identities))
-    by_identity[identity] = x
-    return identity
+class Content:
+    """What equal maps share. `name` is JSON, by which any process knows a map: of one that has no constants it is the
+    whole map, in others it has their hashes."""
+
+    def __init__(self, name: str, features: Features) -> None:
+        self.name = name
+        self.by_scalar: dict[str, Any] = {}  # the extension's maps
+        self.constants: Any = None  # a tensor of nprf.torch
+        self._class, self._values = type(features), features._values()
+
+    def features(self) -> Features:
+        return self._class(*self._values)
+
+
+contents: weakref.WeakValueDictionary[str, Content] = weakref.WeakValueDictionary()  # of the maps that exist, by name
 
 
 class Features(Value):
     """A feature map of vectors of `input_dim` numbers. It is immutable; queries and keys share it."""
 
     input_dim: int
-    _by_scalar: dict[str, Any]  # the extension's maps
-    _identity: str
+    _content: Content
 
-    def __init__(self) -> None:
-        self._set(_by_scalar={}, _identity=register(self))
+    def __init__(self, **arguments: Any) -> None:
+        """Sets the arguments of a class, and those of its attributes that follow from them."""
+        self._set(**arguments)
+        name = json.dumps(described(self, _hashed))
+        self._set(_content=contents.setdefault(name, Content(name, self)))
 
     def _make(self, native: Native) -> Any:
         raise NotImplementedError
 
     def _native(self, native: Native) -> Any:
-        made = self._by_scalar.get(native.name)
+        made = self._content.by_scalar.get(native.name)
         if made is None:
-            made = self._by_scalar[native.name] = self._make(native)
+            made = self._content.by_scalar[native.name] = self._make(native)
         return made
 
     @property
@@ -155,12 +172,11 @@ class CentredFeatures(Features):
     centring: Centring
 
     def __init__(self, features: Features, centring: Centring) -> None:
-        super().__init__()
         if not isinstance(features, Features) or isinstance(features, HeadFeatures):
             raise TypeError(f"features: expected a feature map, got {type(features).__name__}")
         if not isinstance(centring, Centring):
             raise TypeError(f"centring: expected a Centring, got {type(centring).__name__}")
-        self._set(features=features, centring=centring, input_dim=features.input_dim)
+        super().__init__(features=features, centring=centring, input_dim=features.input_dim)
         self._native(native_of(np.dtype("float32"), "features"))
 
     def _make(self, native: Native) -> Any:
@@ -198,10 +214,9 @@ class RandomFeatures(Features):
         seed: int = 0,
         tilt: Tilt | None = None,
     ) -> None:
-        super().__init__()
         if tilt is not None and not isinstance(tilt, Tilt):
             raise TypeError(f"tilt: expected a Tilt, got {type(tilt).__name__}")
-        self._set(
+        super().__init__(
             kind=name_of(kind, "kind"),
             input_dim=index_of(input_dim, "input_dim"),
             num_features=index_of(num_features, "num_features"),
@@ -234,9 +249,8 @@ class ProjectedFeatures(Features):
     rows: NDArray[Any]
 
     def __init__(self, kind: str, rows: Any) -> None:
-        super().__init__()
         rows = frozen_array(rows, "rows", (2,))
-        self._set(kind=name_of(kind, "kind"), rows=rows, input_dim=rows.shape[1])
+        super().__init__(kind=name_of(kind, "kind"), rows=rows, input_dim=rows.shape[1])
         self._native(native_of(self.rows.dtype, "rows"))
 
     def _make(self, native: Native) -> Any:
@@ -253,8 +267,7 @@ class TaylorFeatures(Features):
     directions: int
 
     def __init__(self, input_dim: int, directions: int = 0) -> None:
-        super().__init__()
-        self._set(input_dim=index_of(input_dim, "input_dim"), directions=index_of(directions, "directions"))
+        super().__init__(input_dim=index_of(input_dim, "input_dim"), directions=index_of(directions, "directions"))
         self._native(native_of(np.dtype("float32"), "features"))
 
     def _make(self, native: Native) -> Any:
@@ -267,8 +280,7 @@ class EluFeatures(Features):
     _arguments = ("input_dim",)
 
     def __init__(self, input_dim: int) -> None:
-        super().__init__()
-        self._set(input_dim=index_of(input_dim, "input_dim"))
+        super().__init__(input_dim=index_of(input_dim, "input_dim"))
         self._native(native_of(np.dtype("float32"), "features"))
 
     def _make(self, native: Native) -> Any:
@@ -282,8 +294,7 @@ class CalibratedFeatures(Features):
     text: str
 
     def __init__(self, text: str) -> None:
-        super().__init__()
-        self._set(text=name_of(text, "text"))
+        super().__init__(text=name_of(text, "text"))
         self._set(input_dim=self._native(native_of(np.dtype("float32"), "features")).input_dim)
 
     def _make(self, native: Native) -> Any:
@@ -308,21 +319,20 @@ class HeadFeatures(Features):
     maps: tuple[Features, ...]
 
     def __init__(self, maps: Iterable[Features]) -> None:
-        super().__init__()
-        self._set(maps=tuple(maps))
-        for each in self.maps:
+        maps = tuple(maps)
+        for each in maps:
             if not isinstance(each, Features) or isinstance(each, HeadFeatures):
                 raise TypeError(f"features: expected feature maps, got {type(each).__name__}")
-        if not self.maps:
+        if not maps:
             raise ValueError("features: expected one map, or one for each head, got none")
-        first = self.maps[0]
-        for each in self.maps:
+        first = maps[0]
+        for each in maps:
             if (each.input_dim, each.output_dim) != (first.input_dim, first.output_dim):
                 raise ValueError(
                     f"features: expected maps of the same dimensions, got {first.input_dim} -> {first.output_dim} and "
                     f"{each.input_dim} -> {each.output_dim}"
                 )
-        self._set(input_dim=first.input_dim)
+        super().__init__(maps=maps, input_dim=first.input_dim)
         self._native(native_of(np.dtype("float32"), "features"))
 
     def _make(self, native: Native) -> Any:
@@ -333,16 +343,16 @@ class HeadFeatures(Features):
         return HeadFeatures(each.redraw(own) for each, own in zip(self.maps, seeds))
 
 
-_of_heads: weakref.WeakValueDictionary[tuple[str, ...], HeadFeatures] = weakref.WeakValueDictionary()
+_of_heads: weakref.WeakValueDictionary[tuple[Any, ...], HeadFeatures] = weakref.WeakValueDictionary()
 
 
 def features_of(features: FeaturesLike) -> Features:
-    """The map, or the HeadFeatures of a list of maps: the same one for the same maps, while it is in use."""
+    """The map, or the HeadFeatures of a list of maps: the same one for equal maps, while it is in use."""
     if isinstance(features, Features):
         return features
     if isinstance(features, Iterable) and not isinstance(features, str):
         maps = tuple(features)
-        key = tuple(getattr(each, "_identity", "") for each in maps)
+        key = tuple(each._content.name if isinstance(each, Features) else None for each in maps)
         found = _of_heads.get(key)
         if found is None:
             found = _of_heads[key] = HeadFeatures(maps)

@@ -6,6 +6,7 @@ The parameters of each class may have a leading axis of heads, which gives each 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,38 @@ from numpy.typing import NDArray
 
 from ._native import Native, core, native_of
 from ._value import Value, frozen_array, index_of
+
+
+def has_heads_last(
+    shape: Sequence[int],
+    dims: int,
+    layout: str | None,
+    heads: int | None,
+    of: tuple[str, str] = ("bias", "bias_layout"),
+) -> bool:
+    """Whether the axis of heads of parameters is the last one instead of the first; without heads they have `dims`
+    axes. layout: "heads_first", "heads_last", or None if only the sizes tell; heads: their number, None if it is not
+    known. ValueError if parameters that should have heads first may have them last. of: the names of parameters and
+    layout in errors."""
+    name, option = of
+    if layout not in (None, "heads_first", "heads_last"):
+        raise ValueError(f"{option}: expected 'heads_first' or 'heads_last', got {layout!r}")
+    if dims == 0 or len(shape) != dims + 1:
+        return False
+    if layout is not None:
+        return layout == "heads_last"
+    first, last = shape[0], shape[-1]
+    if first > 1 and all(each == (first if heads is None else heads) for each in shape):
+        raise ValueError(
+            f"{option}: expected 'heads_first', or 'heads_last' as nn.Embedding has them, for {name} of the shape "
+            f"{list(shape)}, got None"
+        )
+    if heads is not None and first not in (1, heads) and last == heads:
+        raise ValueError(
+            f"{name}: expected [{heads}, ..] (heads first), got the shape {list(shape)}, which has them last as an "
+            f"nn.Embedding does: pass {option}='heads_last'"
+        )
+    return False
 
 
 class Position(Value):
@@ -34,6 +67,19 @@ class Position(Value):
             made = self._made[native.name, causal] = self._make(native, causal)
         return made
 
+    def _set_parameters(self, x: Any, dims: tuple[int, ...], layout: str | None) -> None:
+        name = self._parameters
+        array = frozen_array(x, name, dims)
+        if has_heads_last(array.shape, self._dims, layout, None, (name, "layout")):
+            array = frozen_array(np.moveaxis(array, -1, 0), name, dims)
+        self._set(**{name: array, "layout": "heads_first" if array.ndim > self._dims else None})
+
+    def check_heads(self, heads: int) -> None:
+        """ValueError for parameters of another number of heads that have this one last."""
+        shape = self.parameters.shape
+        if self._dims == 1 and len(shape) == 2 and shape[0] not in (1, heads):
+            has_heads_last(shape, self._dims, None, heads, (self._parameters, "layout"))
+
     @property
     def parameters(self) -> NDArray[Any]:
         """What `Gradients.bias` is the gradient of."""
@@ -52,15 +98,17 @@ class Position(Value):
 class RelativePosition(Position):
     """A learned bias for each lag: b [2R + 1] or [heads, 2R + 1]; b[R + lag] is that of a lag = key - query position.
 
-    Lags beyond R have the bias of that end. ValueError for an even length, NaN and +infinity.
+    Lags beyond R have the bias of that end. layout="heads_last": b is [2R + 1, heads]. ValueError for an even length,
+    NaN and +infinity, and for as many heads as lags without a layout.
     """
 
-    _arguments, _parameters, _dims = ("b",), "b", 1
+    _arguments, _parameters, _dims = ("b", "layout"), "b", 1
     b: NDArray[Any]
+    layout: str | None  # "heads_first" with an axis of heads
 
-    def __init__(self, b: Any) -> None:
+    def __init__(self, b: Any, layout: str | None = None) -> None:
         super().__init__()
-        self._set(b=frozen_array(b, "b", (1, 2)))
+        self._set_parameters(b, (1, 2), layout)
         self._native(native_of(self.b.dtype, "position"), False)
 
     @classmethod
@@ -90,16 +138,20 @@ class RelativePosition(Position):
 class T5(Position):
     """T5's learned bias for each bucket of lags: weights [buckets] or [heads, buckets].
 
-    Half of the buckets are for later keys, unless the attention is causal. ValueError for too few buckets.
+    Half of the buckets are for later keys, unless the attention is causal. layout="heads_last": weights are
+    [buckets, heads], as those of an nn.Embedding. ValueError for too few buckets, and for as many heads as buckets
+    without a layout.
     """
 
-    _arguments, _parameters, _dims = ("weights", "max_distance"), "weights", 1
+    _arguments, _parameters, _dims = ("weights", "max_distance", "layout"), "weights", 1
     weights: NDArray[Any]
     max_distance: int
+    layout: str | None  # "heads_first" with an axis of heads
 
-    def __init__(self, weights: Any, max_distance: int = 128) -> None:
+    def __init__(self, weights: Any, max_distance: int = 128, layout: str | None = None) -> None:
         super().__init__()
-        self._set(weights=frozen_array(weights, "weights", (1, 2)), max_distance=index_of(max_distance, "max_distance"))
+        self._set_parameters(weights, (1, 2), layout)
+        self._set(max_distance=index_of(max_distance, "max_distance"))
         # checked for a direction that allows the distance: a causal one needs more than half of the buckets
         causal = 2 * self.max_distance > self.weights.shape[-1]
         self._native(native_of(self.weights.dtype, "position"), causal)

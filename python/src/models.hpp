@@ -76,16 +76,27 @@ struct Positions {
   std::variant<std::vector<SequencePosition<T>>, std::vector<GridPosition<T>>> positions;
 };
 
+/// make(h) for each head; errors name the head, if there are several.
+template <class Make>
+void for_each_head(Index heads, Make&& make) {
+  for (Index h = 0; h < heads; ++h) try {
+      make(h);
+    } catch (const InvalidArgument& error) {
+      if (heads == 1) throw;
+      throw InvalidArgument(nprf::detail::sentence(error.what(), " in head ", h));
+    }
+}
+
 /// The same kinds of positions with the parameters rows (h,p), one row for each.
 template <Real T>
 Positions<T> with_parameters(const Positions<T>& positions, const Matrix<T>& rows) {
   const auto* all = std::get_if<std::vector<SequencePosition<T>>>(&positions.positions);
   require(all != nullptr, "positions: expected those of a sequence, got those of a grid");
   std::vector<SequencePosition<T>> made;
-  for (Index h = 0; h < rows.rows(); ++h) {
+  for_each_head(rows.rows(), [&](Index h) {
     const std::size_t at = all->size() == 1 ? 0 : static_cast<std::size_t>(h);
     made.push_back(all->at(at).with_parameters(rows.row(h).transpose()));
-  }
+  });
   return {std::move(made)};
 }
 

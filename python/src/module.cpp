@@ -267,7 +267,7 @@ template <Real T, class Make>
 Positions<T> of_rows(const InputArray& b, const char* name, Make&& make) {
   const Matrix<T> rows = matrix_of<T>(b, name);
   std::vector<SequencePosition<T>> all;
-  for (Index h = 0; h < rows.rows(); ++h) all.emplace_back(make(Vector<T>(rows.row(h).transpose())));
+  for_each_head(rows.rows(), [&](Index h) { all.emplace_back(make(Vector<T>(rows.row(h).transpose()))); });
   return {std::move(all)};
 }
 
@@ -279,12 +279,12 @@ Positions<T> grids(Index height, Index width, const InputArray& b, const InputAr
           "b: expected ", 2 * height - 1, " x ", 2 * width - 1, " (2H-1 x 2W-1 for a grid of ", height, " x ", width,
           "), got ", tables.cols(), " numbers");
   std::vector<GridPosition<T>> all;
-  for (Index h = 0; h < tables.rows(); ++h) {
+  for_each_head(tables.rows(), [&](Index h) {
     const Matrix<T> table = Eigen::Map<const Matrix<T>>(tables.row(h).data(), 2 * height - 1, 2 * width - 1);
     Matrix<T> border(extra_tokens, extra_tokens + 2);
     if (extra_tokens > 0) border = Eigen::Map<const Matrix<T>>(borders.row(h).data(), extra_tokens, extra_tokens + 2);
     all.emplace_back(height, width, table, std::move(border));
-  }
+  });
   return {std::move(all)};
 }
 
@@ -331,9 +331,9 @@ void softmax_attention(const InputArray& q, const InputArray& k, const InputArra
                                  const MatrixView<T>& values, const KeptKeys& kept) {
                                const auto& position = all[all.size() == 1 ? 0 : static_cast<std::size_t>(h)];
                                const KeyMask mask(kept, keys.rows());
-                               return nprf::reference::softmax_attention<T>(queries, keys, values, position,
-                                                                            options.direction, options.normalization,
-                                                                            detail::poll_signals, mask.span());
+                               return nprf::reference::softmax_attention<T>(
+                                   queries, keys, values, position, options.direction, options.normalization,
+                                   detail::poll_signals, mask.span(), call.offset);
                              });
       },
       positions.positions);

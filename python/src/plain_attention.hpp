@@ -59,6 +59,7 @@ class PlainAttentionOf : public PlainAttention {
   static void evaluate(const AnyAttention<T>& attention, const PlainShape& s, const PlainInputs& x, T* y,
                        Saved<T>* saved) {
     CallOptions options;
+    options.offset = s.offset;
     if (x.key_mask) options.key_mask = std::span(x.key_mask, static_cast<std::size_t>(s.batch * s.n_k));
     attention.run(view(static_cast<const T*>(x.q), s.batch, s.heads, s.n_q, s.d),
                   view(static_cast<const T*>(x.k), s.batch, s.kv_heads, s.n_k, s.d),

@@ -47,10 +47,11 @@ def test_equals_the_formula(rng, name, causal):
     q, k, v = heads(rng, B, H, N, D), heads(rng, B, H, N + 4, D), heads(rng, B, H, N + 4, V)
     for position in positions(rng, H).values():
         attention = nprf.Attention(maps()[name], position, causal)
-        y, report = attention(q, k, v, report=True)
-        expected = nprf.reference.kernelized_attention(attention, q, k, v)
+        y, report = attention(q, k, v, report=True, offset=0)
+        expected = nprf.reference.kernelized_attention(attention, q, k, v, offset=0)
         assert_within_bounds(y, expected, v, report)
-        assert np.array_equal(y, nprf.attention(q, k, v, features=maps()[name], position=position, causal=causal))
+        options = {"features": maps()[name], "position": position, "causal": causal, "offset": 0}
+        assert np.array_equal(y, nprf.attention(q, k, v, **options))
 
 
 def test_the_formula_in_numpy(rng):
@@ -572,13 +573,20 @@ def test_errors(rng):
     y, saved = attention.forward(q, k, v)
     with pytest.raises(TypeError, match="dy: expected float64, as the queries, got float32"):
         attention.backward(saved, y.astype(np.float32))
-    rejects(TypeError, "options: got an unknown one, 'lenghts'", q, k, v, lenghts=[3, 4])
+    rejects(TypeError, "options: got an unknown option 'lenghts'", q, k, v, lenghts=[3, 4])
     rejects(ValueError, "lengths: expected 2 entries .one a sequence., got 0", q, k, v, lengths=[])
     rejects(ValueError, "threads: expected 0 to 4096, got -1", q, k, v, threads=-1)
     rejects(ValueError, "softmax_seed: expected 0 to 2.64 - 1, got -1", q, k, v, softmax_seed=-1)
     rejects(ValueError, "near: expected an integer of 64 bits, got 1180591620717411303424", q, k, v, near=2**70)
     rejects(TypeError, "engine: expected a str, got int", q, k, v, engine=3)
-    rejects(TypeError, "normalization: expected a Normalization, got float", q, k, v, normalization=1.0)
+    rejects(
+        TypeError,
+        r"normalization: expected a Normalization, unit\(r\) or none\(\) .*, got float",
+        q,
+        k,
+        v,
+        normalization=1.0,
+    )
     rejects(TypeError, "position: expected a Position, got ndarray", q, k, v, position=np.zeros(3))
     rejects(TypeError, "queries: expected float32 or float64, got float16", q.astype(np.float16), k, v)
     rejects(TypeError, "queries: expected float32 or float64, got object", np.array([[None]]), k, v)
@@ -598,7 +606,7 @@ def test_errors(rng):
     rejects(TypeError, "position: expected a Position", q, k, v, position=np.zeros(5))
     rejects(TypeError, "features: expected a feature map", q, k, v, features=3)
     rejects(TypeError, "normalization", q, k, v, normalization=1.0)
-    rejects(TypeError, "options: got an unknown one, 'mask'", q, k, v, mask=None)
+    rejects(TypeError, "options: got an unknown option 'mask'", q, k, v, mask=None)
     wrong = q.copy()
     wrong[1, 2, 3, 4] = np.nan
     rejects(
@@ -682,12 +690,10 @@ def test_references_refuse_options_that_they_do_not_have():
     q = np.zeros((7, 8), np.float32)
     attention = nprf.Attention(nprf.orf(8, 4))
     for name in ("tolerance", "check_finite", "softmax_samples", "softmax_seed", "report"):
-        with pytest.raises(TypeError, match=f"attention.. got an unexpected keyword argument '{name}'"):
+        with pytest.raises(TypeError, match=f"softmax_attention: got an unknown option '{name}'"):
             nprf.reference.softmax_attention(q, q, q, **{name: 1})
-        with pytest.raises(TypeError, match=f"attention.. got an unexpected keyword argument '{name}'"):
+        with pytest.raises(TypeError, match=f"kernelized_attention: got an unknown option '{name}'"):
             nprf.reference.kernelized_attention(attention, q, q, q, **{name: 1})
-    with pytest.raises(TypeError, match="unexpected keyword argument 'offset'"):
-        nprf.reference.softmax_attention(q, q, q, offset=1)
 
 
 def test_references_over_a_grid_refuse_other_tokens():
@@ -720,3 +726,140 @@ def test_cumulative_lengths_have_at_least_one_number():
     for name in ("cumulative_lengths", "key_cumulative_lengths"):
         with pytest.raises(ValueError, match=f"^{name}: expected at least one number"):
             nprf.attention(q, q, q, features=nprf.orf(8, 4), **{name: []})
+
+
+def test_a_causal_call_says_how_queries_and_keys_are_aligned(rng):
+    """Libraries differ: at the first or at the last of them."""
+    q, k, v = heads(rng, B, H, N, D), heads(rng, B, H, N, D), heads(rng, B, H, N, V)
+    attention = nprf.Attention(nprf.taylor(D), nprf.Alibi(nprf.alibi_slopes(H)), causal=True, near=4)
+    options = {"features": attention.features, "position": attention.position, "causal": True, "near": 4}
+    last = lambda x: x[..., -3:, :]
+    y, softmax = attention(q, k, v), nprf.reference.softmax_attention(q, k, v, attention.position, causal=True)
+    calls = {
+        "attention": (lambda q, k, **at: attention(q, k, v[..., : k.shape[-2], :], **at), y),
+        "forward": (lambda q, k, **at: attention.forward(q, k, v[..., : k.shape[-2], :], **at)[0], y),
+        "nprf.attention": (lambda q, k, **at: nprf.attention(q, k, v[..., : k.shape[-2], :], **options, **at), y),
+        "formula": (
+            lambda q, k, **at: nprf.reference.kernelized_attention(attention, q, k, v[..., : k.shape[-2], :], **at), y,
+        ),
+        "softmax": (
+            lambda q, k, **at: nprf.reference.softmax_attention(
+                q, k, v[..., : k.shape[-2], :], attention.position, causal=True, **at
+            ), softmax,
+        ),
+    }  # fmt: skip
+    for call, whole in calls.values():
+        close = rounding(v, terms=N + D + 1, exponent=1 + N * attention.position.slope.max(), channels=D)
+        assert np.abs(call(last(q), k, offset=N - 3) - last(whole)).max() <= close
+        assert np.abs(call(q[..., :3, :], k, offset=0) - whole[..., :3, :]).max() <= close
+        text = "offset: expected one for a causal call of 3 queries and 33 keys, got none: 0 .* 30 the last query"
+        with pytest.raises(ValueError, match=text):
+            call(last(q), k)
+        with pytest.raises(ValueError, match="of 33 queries and 3 keys, got none: 0 .*, and -30 the last query"):
+            call(q, last(k))
+        tokens_first = [np.moveaxis(x, 1, 2) for x in (last(q), k)]
+        with pytest.raises(ValueError, match="of 3 queries and 33 keys, got none"):
+            nprf.attention(*tokens_first, np.moveaxis(v, 1, 2), layout="tokens_first", **options)
+        assert call(q[..., :0, :], k).shape[-2] == 0 and not call(q, k[..., :0, :]).any()
+    packed = {"cumulative_lengths": [0, 5, N], "key_cumulative_lengths": [0, 4, N]}
+    one = q[:1], k[:1], v[:1]
+    for call in (attention, lambda *x, **more: nprf.reference.softmax_attention(*x, causal=True, **more)):
+        call(*one, offset=0, **packed)
+        with pytest.raises(ValueError, match="offset: expected one for a causal call with key_cumulative_lengths"):
+            call(*one, **packed)
+    with pytest.raises(ValueError, match="keys: expected 3 tokens in a causal sample, as the queries, got 33"):
+        nprf.calibrate(last(q), k, v, num_features=5, causal=True)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_exact_softmax_with_an_offset(rng, causal):
+    """It is that of some rows of longer sequences."""
+    q, k, v = heads(rng, B, H, N, D), heads(rng, B, H, N, D), heads(rng, B, H, N, V)
+    for position in positions(rng, H).values():
+        whole = nprf.reference.softmax_attention(q, k, v, position, causal=causal)
+        bias = 0 if position is None else np.abs(position.parameters).max() * (N if position._dims == 0 else 1)
+        close = rounding(v, terms=N, exponent=1 + bias, channels=D)
+        for first in (0, 7, N - 1):
+            y = nprf.reference.softmax_attention(q[..., first:, :], k, v, position, causal=causal, offset=first)
+            assert np.abs(y - whole[..., first:, :]).max() <= close
+        # keys that begin later: as those of whole sequences whose first ones are padding
+        mask = np.broadcast_to(np.arange(N) >= 5, (B, N))
+        padded = nprf.reference.softmax_attention(q, k, v, position, causal=causal, key_mask=mask)
+        y = nprf.reference.softmax_attention(q, k[..., 5:, :], v[..., 5:, :], position, causal=causal, offset=-5)
+        assert np.abs(y - padded).max() <= close
+    grid = nprf.Grid(1, N, np.zeros((1, 2 * N - 1)))
+    with pytest.raises(ValueError, match="offset: expected 0 for a position that assigns slots, got 1"):
+        nprf.reference.softmax_attention(q, k, v, grid, causal=causal, offset=1)
+
+
+def test_masks_of_the_other_polarity_and_booleans(rng):
+    q = heads(rng, 2, 9, D)
+    attention, decoder = nprf.Attention(nprf.orf(D, 8)), nprf.Decoder(nprf.orf(D, 8))
+    calls = (
+        lambda **options: nprf.attention(q, q, q, features=attention.features, **options),
+        lambda **options: attention(q, q, q, **options),
+        lambda **options: attention.forward(q, q, q, **options),
+        lambda **options: decoder.prefill(q.astype(np.float32), q, q, **options),
+        lambda **options: nprf.reference.softmax_attention(q, q, q, **options),
+        lambda **options: nprf.reference.kernelized_attention(attention, q, q, q, **options),
+    )
+    text = "key_padding_mask: expected key_mask=~key_padding_mask, whose True keeps a key, got key_padding_mask, whose"
+    for call in calls:
+        with pytest.raises(TypeError, match=text):
+            call(key_padding_mask=np.zeros(9, bool))
+    for value in ("yes", 1, 0, None, np.array([True])):
+        for call in (
+            lambda causal: nprf.attention(q, q, q, features=attention.features, causal=causal),
+            lambda causal: nprf.Attention(nprf.orf(D, 8), causal=causal),
+            lambda causal: nprf.reference.softmax_attention(q, q, q, causal=causal),
+            lambda causal: nprf.calibrate(q, q, q, num_features=4, causal=causal),
+        ):
+            with pytest.raises(TypeError, match="causal: expected True or False, got"):
+                call(value)
+        with pytest.raises(TypeError, match="check_finite: expected True or False, got"):
+            attention(q, q, q, check_finite=value)
+        with pytest.raises(TypeError, match="report: expected True or False, got"):
+            attention(q, q, q, report=value)
+    assert np.array_equal(
+        nprf.attention(q, q, q, features=attention.features, causal=np.bool_(True)),
+        nprf.attention(q, q, q, features=attention.features, causal=True),
+    )
+
+
+def test_weights_of_an_embedding(rng):
+    """[buckets, heads], which is the other way round."""
+    q = heads(rng, 4, 9, D)
+    weights = rng.standard_normal((8, 4))
+    y = nprf.attention(q, q, q, features=nprf.orf(D, 8), position=nprf.T5(weights.T))
+    position = nprf.T5(weights, layout="heads_last")
+    assert position == nprf.T5(weights.T) == nprf.T5(weights.T, layout="heads_first")
+    assert np.array_equal(nprf.attention(q, q, q, features=nprf.orf(D, 8), position=position), y)
+    text = r"weights: expected \[4, ..\] \(heads first\), got the shape \[8, 4\], .* pass layout='heads_last'"
+    for layout, x in (("heads_first", q), ("tokens_first", np.moveaxis(q, 0, 1))):
+        with pytest.raises(ValueError, match=text):
+            nprf.attention(x, x, x, features=nprf.orf(D, 8), position=nprf.T5(weights), layout=layout)
+    for make, n in ((nprf.T5, 8), (nprf.RelativePosition, 9)):
+        square = rng.standard_normal((n, n))
+        with pytest.raises(ValueError, match=rf"layout: expected 'heads_first', or 'heads_last' .* \[{n}, {n}\]"):
+            make(square)
+        assert np.array_equal(make(square, layout="heads_last").parameters, square.T)
+        assert np.array_equal(pickle.loads(pickle.dumps(make(square, layout="heads_first"))).parameters, square)
+        with pytest.raises(ValueError, match="layout: expected 'heads_first' or 'heads_last', got 'x'"):
+            make(square, layout="x")
+
+
+def test_errors_of_one_of_several_heads(rng):
+    weights = rng.standard_normal((4, 8))
+    weights[2, 3] = np.nan
+    with pytest.raises(ValueError, match=r"^bucket_weights\[3\]: expected .*, got nan in head 2$"):
+        nprf.T5(weights)
+    with pytest.raises(ValueError, match=r"^bucket_weights\[3\]: expected .*, got nan$"):
+        nprf.T5(weights[2])
+    with pytest.raises(ValueError, match=r"^b\[1\]: expected .*, got nan in head 1$"):
+        nprf.RelativePosition([[0, 0, 0], [0, np.nan, 0]])
+    with pytest.raises(ValueError, match="got inf in head 1$"):
+        nprf.Alibi([1, np.inf])
+    with pytest.raises(ValueError, match="got nan in head 1$"):
+        nprf.Grid(1, 2, [[[0, 0, 0]], [[0, np.nan, 0]]])
+    with pytest.raises(ValueError, match=r"2n-1 for the lags -\(n-1\)..n-1, got 60; of 2n leave out the one of lag -n"):
+        nprf.RelativePosition(np.zeros((4, 60)))

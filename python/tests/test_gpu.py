@@ -9,7 +9,7 @@ from conftest import assert_as_exact, gpu
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 import nprf.torch  # noqa: E402
-from nprf.torch import _functional, _gpu  # noqa: E402
+from nprf.torch import _functional, _gpu, _maps  # noqa: E402
 from nprf.torch._options import Arguments, Options  # noqa: E402
 
 B, H, N, D, V = 2, 4, 21, 8, 5
@@ -30,7 +30,7 @@ def case(
         arrays = [torch.cat([x, x[..., :2, :]], -2) for x in arrays]
     features = features or nprf.orf(D, 16, seed=1)
     name = "table" if position == "none" else position
-    options = Options(features._identity, name, causal, near, 1.0, "automatic", tokens_first, offset, sinks=sinks)
+    options = Options(name, causal, near, 1.0, "automatic", tokens_first, sinks=sinks, offset=offset)
     mask = None if position.startswith("grid") else torch.rand(B, N) < 0.8
     return features, arrays, (bias, extra), options, mask if lengths is None else torch.tensor(lengths)
 
@@ -75,13 +75,15 @@ def on_device(device, arrays, parameters=(None, None), key_mask=None, packing=No
     return Arguments(*on(device, [*arrays, *parameters, key_mask, packing]))
 
 
-def on_the_cpu(arrays, parameters, mask, options, dy, dtype, packing=None):
+def on_the_cpu(features, arrays, parameters, mask, options, dy, dtype, packing=None):
     """y and the gradients of q, k, v, bias and extra, computed in this type."""
     of_type = [None if each is None else each.to(dtype) for each in (*arrays, *parameters)]
     x = Arguments(*of_type, mask, packing)
-    y, _ = _functional._forward(x, options, True)
+    y, _ = _functional._forward(x, features, options, True)
     token = torch.empty(0, dtype=torch.uint8)  # nothing is saved
-    return y, *_functional.backward_op(dy.to(dtype), token, *x, None, options.text())
+    of_graph = _maps.named(features, y)
+    text = _functional._text_of(of_graph, options)
+    return y, *_functional.backward_op(dy.to(dtype), token, *x, of_graph.tensor, None, text, options.offset)
 
 
 @pytest.mark.parametrize("name", cases)
@@ -90,14 +92,14 @@ def test_equals_the_cpu(name):
     features, arrays, parameters, options, mask = made(name)
     dy = torch.randn(*arrays[0].shape[:-1], V)
     inputs = on_device(device, arrays, parameters, mask)
-    y = _gpu.forward(inputs, options)
-    *gradients, dparameters = _gpu.backward(dy.to(device), inputs, options)
+    y = _gpu.forward(inputs, features, options)
+    *gradients, dparameters = _gpu.backward(dy.to(device), inputs, features, options)
     of_bias, of_extra = _functional._split(dparameters, *on(device, parameters))
     like = _functional._like
     of_parameters = like(of_bias, parameters[0], options.bias_dims()), like(of_extra, parameters[1], 2)
     found = [y, *gradients, *(torch.empty(0) if x is None else x for x in of_parameters)]
-    exact = on_the_cpu(arrays, parameters, mask, options, dy, torch.float64)
-    assert_as_exact(found, on_the_cpu(arrays, parameters, mask, options, dy, torch.float32), exact)
+    exact = on_the_cpu(features, arrays, parameters, mask, options, dy, torch.float64)
+    assert_as_exact(found, on_the_cpu(features, arrays, parameters, mask, options, dy, torch.float32), exact)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -117,10 +119,10 @@ def test_halves(name, dtype):
     arrays = [x.to(dtype) for x in arrays]
     dy = torch.randn(*arrays[0].shape[:-1], V).to(dtype)
     inputs = on_device(device, arrays, parameters, mask)
-    y = _gpu.forward(inputs, options)
-    *gradients, dparameters = _gpu.backward(dy.to(device), inputs, options)
+    y = _gpu.forward(inputs, features, options)
+    *gradients, dparameters = _gpu.backward(dy.to(device), inputs, features, options)
     of_bias, _ = _functional._split(dparameters, *on(device, parameters))
-    expected, *exact = on_the_cpu(arrays, parameters, mask, options, dy, torch.float64)
+    expected, *exact = on_the_cpu(features, arrays, parameters, mask, options, dy, torch.float64)
     assert y.dtype == dtype and all(g.dtype == dtype for g in gradients)
     of_y = (6 * torch.finfo(torch.bfloat16).eps + torch.finfo(dtype).eps) * arrays[2].abs().max()
     assert 0 < (y.cpu() - expected).abs().max() <= of_y
@@ -136,13 +138,13 @@ def test_plans_are_kept_and_parameters_are_those_of_the_call():
     nprf.free_memory()
     features, arrays, parameters, options, _ = made("table, causal False")
     x = on_device(device, arrays, parameters)
-    first = _gpu.forward(x, options)
+    first = _gpu.forward(x, features, options)
     plans = len(_gpu._plans)
-    other = _gpu.forward(x._replace(bias=x.bias + torch.randn_like(x.bias)), options)
+    other = _gpu.forward(x._replace(bias=x.bias + torch.randn_like(x.bias)), features, options)
     assert not torch.equal(first, other)
-    assert torch.equal(_gpu.forward(x, options), first)
+    assert torch.equal(_gpu.forward(x, features, options), first)
     copies = (each.mT.contiguous().mT for each in x[:3])
-    assert torch.equal(_gpu.forward(Arguments(*copies, x.bias, None), options), first)
+    assert torch.equal(_gpu.forward(Arguments(*copies, x.bias, None), features, options), first)
     assert len(_gpu._plans) == plans
 
 
@@ -150,11 +152,11 @@ def test_plans_are_freed():
     device = gpu()
     features, arrays, parameters, options, _ = made("none, causal False")
     x = on_device(device, arrays, parameters)
-    y = _gpu.forward(x, options)
+    y = _gpu.forward(x, features, options)
     assert len(_gpu._plans) > 0
     nprf.free_memory()
     assert len(_gpu._plans) == 0
-    assert torch.equal(_gpu.forward(x, options), y)
+    assert torch.equal(_gpu.forward(x, features, options), y)
 
 
 def test_errors_on_a_gpu():
@@ -164,7 +166,7 @@ def test_errors_on_a_gpu():
 
     def rejects(error, text, q, k, v, **changes):
         with pytest.raises(error, match=text):
-            _gpu.forward(Arguments(q, k, v, bias, None), options._replace(**changes))
+            _gpu.forward(Arguments(q, k, v, bias, None), features, options._replace(**changes))
 
     q, k, v = arrays
     rejects(TypeError, "float32, float16 or bfloat16 on a GPU", q.double(), k, v)
@@ -180,11 +182,11 @@ def test_empty_arrays_on_a_gpu():
     device = gpu()
     features, arrays, parameters, options, _ = made("table, causal False")
     x = on_device(device, [each[:, :, :0] for each in arrays], parameters)
-    assert _gpu.forward(x, options).shape == (B, H, 0, V)
-    gradients = _gpu.backward(torch.empty(B, H, 0, V, device=device), x, options)
+    assert _gpu.forward(x, features, options).shape == (B, H, 0, V)
+    gradients = _gpu.backward(torch.empty(B, H, 0, V, device=device), x, features, options)
     assert [g.shape for g in gradients[:3]] == [each.shape for each in x[:3]] and not gradients[3].any()
     without_queries = x._replace(k=arrays[1].to(device), v=arrays[2].to(device))
-    gradients = _gpu.backward(torch.empty(B, H, 0, V, device=device), without_queries, options)
+    gradients = _gpu.backward(torch.empty(B, H, 0, V, device=device), without_queries, features, options)
     assert all(not g.any() for g in gradients)
 
 
@@ -192,10 +194,12 @@ def test_lengths_are_the_mask_that_they_describe():
     device = gpu()
     features, arrays, parameters, options, lengths = made("lengths, sinks, grouped queries")
     x = on_device(device, arrays, parameters)
-    y = _gpu.forward(x._replace(key_mask=(torch.arange(N) < lengths[:, None]).to(device)), options)
-    assert torch.equal(_gpu.forward(x._replace(key_mask=lengths), options), y)  # on the CPU, and on the device
-    assert torch.equal(_gpu.forward(x._replace(key_mask=lengths.to(device)), options), y)
-    assert not torch.equal(_gpu.forward(x, options), y)
+    y = _gpu.forward(x._replace(key_mask=(torch.arange(N) < lengths[:, None]).to(device)), features, options)
+    assert torch.equal(
+        _gpu.forward(x._replace(key_mask=lengths), features, options), y
+    )  # on the CPU, and on the device
+    assert torch.equal(_gpu.forward(x._replace(key_mask=lengths.to(device)), features, options), y)
+    assert not torch.equal(_gpu.forward(x, features, options), y)
 
 
 packed_cases = {
@@ -222,13 +226,13 @@ def test_packed_sequences_equal_the_cpu(name, mask):
     dy = torch.randn(*arrays[0].shape[:-1], V)
 
     exact, expected = (
-        on_the_cpu(arrays, parameters, key_mask, options, dy, dtype, packing)
+        on_the_cpu(features, arrays, parameters, key_mask, options, dy, dtype, packing)
         for dtype in (torch.float64, torch.float32)
     )
     for place in (device, "cpu"):  # of the lengths
         x = on_device(device, arrays, parameters, key_mask, packing)._replace(packing=packing.to(place))
-        y = _gpu.forward(x, options)
-        *gradients, dparameters = _gpu.backward(dy.to(device), x, options)
+        y = _gpu.forward(x, features, options)
+        *gradients, dparameters = _gpu.backward(dy.to(device), x, features, options)
         of_bias, of_extra = _functional._split(dparameters, x.bias, x.extra)
         like = _functional._like
         of_parameters = like(of_bias, parameters[0], options.bias_dims()), like(of_extra, parameters[1], 2)
@@ -243,53 +247,58 @@ def test_packed_sequences_of_other_dimensions_and_sizes():
     features, arrays, (bias, _), options, _ = made("alibi, causal True")
     packing = torch.tensor([[0, 5, N]])
     one = [x[0].clone() for x in arrays]
-    all_heads = _gpu.forward(on_device(device, [x[None] for x in one], (bias, None), None, packing), options)
-    assert torch.equal(_gpu.forward(on_device(device, one, (bias, None), None, packing), options), all_heads[0])
+    all_heads = _gpu.forward(on_device(device, [x[None] for x in one], (bias, None), None, packing), features, options)
+    assert torch.equal(
+        _gpu.forward(on_device(device, one, (bias, None), None, packing), features, options), all_heads[0]
+    )
     of_head = on_device(device, [x[1] for x in one], (bias[1:2], None), None, packing)
-    assert torch.equal(_gpu.forward(of_head, options), all_heads[0, 1])
-    *gradients, _ = _gpu.backward(torch.ones(N, V, device=device), of_head, options)
+    assert torch.equal(_gpu.forward(of_head, features, options), all_heads[0, 1])
+    *gradients, _ = _gpu.backward(torch.ones(N, V, device=device), of_head, features, options)
     assert [g.shape for g in gradients] == [x.shape for x in of_head[:3]]
     # other lengths: the same plan; numbers that are not finite in other sequences: the same rows
     plans = len(_gpu._plans)
-    _gpu.forward(on_device(device, one, (bias, None), None, torch.tensor([[0, 9, N]])), options)
+    _gpu.forward(on_device(device, one, (bias, None), None, torch.tensor([[0, 9, N]])), features, options)
     arrays[0][0, :, 5:], arrays[1][0, :, 5:], arrays[2][0, :, 5:] = torch.nan, torch.nan, torch.nan
-    y = _gpu.forward(on_device(device, [x[0] for x in arrays], (bias, None), None, packing), options)
+    y = _gpu.forward(on_device(device, [x[0] for x in arrays], (bias, None), None, packing), features, options)
     assert torch.equal(y[:, :5], all_heads[0, :, :5]) and y[:, 5:].isnan().all()
     assert len(_gpu._plans) == plans
     dy = torch.ones(H, N, V, device=device)
     found, expected = (
-        _gpu.backward(dy, on_device(device, each, (bias, None), None, packing), options)
+        _gpu.backward(dy, on_device(device, each, (bias, None), None, packing), features, options)
         for each in ([x[0] for x in arrays], one)
     )
     assert all(torch.equal(g[:, :5], e[:, :5]) and g[:, 5:].isnan().any() for g, e in zip(found[:3], expected))
     no_keys = on_device(
         device, [one[0], one[1][:, :0], one[2][:, :0]], (bias, None), None, torch.tensor([[0, N], [0, 0]])
     )
-    assert not _gpu.forward(no_keys, options).any()
-    *gradients, _ = _gpu.backward(torch.ones(H, N, V, device=device), no_keys, options)
+    assert not _gpu.forward(no_keys, features, options).any()
+    *gradients, _ = _gpu.backward(torch.ones(H, N, V, device=device), no_keys, features, options)
     assert [g.shape for g in gradients] == [x.shape for x in no_keys[:3]] and not gradients[0].any()
     for tokens_first in (False, True):
         axis = 1 if tokens_first else 2
         of_batch = [x[None].transpose(1, 2) if tokens_first else x[None] for x in (one[0], *no_keys[1:3])]
         in_order = options._replace(tokens_first=tokens_first)
         x = on_device(device, of_batch, (bias, None), None, torch.tensor([[0, N], [0, 0]]))
-        y = _gpu.forward(x, in_order)
+        y = _gpu.forward(x, features, in_order)
         assert y.shape[axis] == N and not y.any()
-        *gradients, _ = _gpu.backward(torch.ones_like(y), x, in_order)
+        *gradients, _ = _gpu.backward(torch.ones_like(y), x, features, in_order)
         assert [g.shape for g in gradients] == [each.shape for each in x[:3]] and not gradients[0].any()
     none = on_device(device, [x[:, :0] for x in one], (bias, None), None, torch.tensor([[0]]))
-    assert _gpu.forward(none, options).shape == (H, 0, V)
+    assert _gpu.forward(none, features, options).shape == (H, 0, V)
 
 
 def test_errors_that_are_those_of_the_cpu():
     """They need no GPU."""
     features, (q, k, v), (bias, _), options, _ = made("table, causal False")
 
-    def compare(text, q, k, v, lengths=None, packing=None, **changes):
+    def compare(text, q, k, v, lengths=None, packing=None, features=features, **changes):
         key_mask = None if lengths is None else torch.tensor(lengths)
         packing = None if packing is None else torch.tensor(packing)
         x, changed = Arguments(q, k, v, bias, None, key_mask, packing), options._replace(**changes)
-        for call in (lambda: _gpu.forward(x, changed), lambda: _functional._forward(x, changed, False)):
+        for call in (
+            lambda: _gpu.forward(x, features, changed),
+            lambda: _functional._forward(x, features, changed, False),
+        ):
             with pytest.raises(ValueError, match=text):
                 call()
 
@@ -300,7 +309,7 @@ def test_errors_that_are_those_of_the_cpu():
     compare(of_heads + "0$", q, k[:, :0], v[:, :0])
     compare("^sinks: expected 0 or more, got -1$", q, k, v, sinks=-1)
     elu = nprf.elu(D)
-    compare("^sinks: expected 0 .* got 1$", q, k, v, sinks=1, features=elu._identity)
+    compare("^sinks: expected 0 .* got 1$", q, k, v, sinks=1, features=elu)
     one = q[:1], k[:1], v[:1]
     ends = [0, 5, N]
     compare(r"^cumulative_lengths\[0\]: expected 0, got 1$", *one, packing=[[1, 5, N]])
@@ -314,12 +323,12 @@ def test_errors_that_are_those_of_the_cpu():
     in_two = [x[None, None] for x in one]
     compare("^queries: expected 2, 3 or 4 dimensions, got 6$", *in_two, packing=[ends])
     with pytest.raises(ValueError, match="keys: expected a batch of 1 for packed sequences on a GPU, got 2"):
-        _gpu.forward(Arguments(q[:1], k, v, bias, None, None, torch.tensor([ends])), options)
+        _gpu.forward(Arguments(q[:1], k, v, bias, None, None, torch.tensor([ends])), features, options)
     with pytest.raises(ValueError, match=r"values: expected 21 rows \(those of the keys\), got 20"):
-        _gpu.forward(Arguments(*one[:2], v[:1, :, :-1], bias, None, None, torch.tensor([ends])), options)
+        _gpu.forward(Arguments(*one[:2], v[:1, :, :-1], bias, None, None, torch.tensor([ends])), features, options)
     on_grid = options._replace(position="grid:1:5")
     with pytest.raises(ValueError, match=r"queries: expected 5 rows \(the position's tokens\), got 16"):
-        _gpu.forward(Arguments(*one, bias, None, None, torch.tensor([ends])), on_grid)
+        _gpu.forward(Arguments(*one, bias, None, None, torch.tensor([ends])), features, on_grid)
 
 
 def test_what_is_copied_and_what_is_written():
@@ -345,11 +354,11 @@ def test_inputs_stay_and_only_gradients_are_written():
     arrays = [torch.cat([x, x[..., :3]], dim=-1).to(device) for x in arrays]  # with channels that are not theirs
     wide = [x.clone() for x in arrays]
     x = on_device(device, [each[..., :-3] for each in arrays], (bias, None), mask)
-    y = _gpu.forward(x, options)
-    gradients = _gpu.backward(torch.ones_like(y), x, options)
+    y = _gpu.forward(x, features, options)
+    gradients = _gpu.backward(torch.ones_like(y), x, features, options)
     assert all(torch.equal(each, before) for each, before in zip(arrays, wide))
     contiguous = Arguments(*(each.contiguous() for each in x[:3]), *x[3:])
-    for g, e in zip(gradients, _gpu.backward(torch.ones_like(y), contiguous, options)):
+    for g, e in zip(gradients, _gpu.backward(torch.ones_like(y), contiguous, features, options)):
         torch.testing.assert_close(g, e)
 
 
@@ -359,9 +368,9 @@ def test_the_module_never_copies_what_it_writes():
     x = on_device(device, arrays, parameters)
     q, k, v = x[:3]
     module, capsules = _gpu._module(), _gpu._capsules
-    plan = _gpu._plan_of(x, options, True)
+    plan = _gpu._plan_of(x, features, options, True)
     parameters = _gpu._parameters(x, options)
-    y = _gpu.forward(x, options)
+    y = _gpu.forward(x, features, options)
     dy, call = torch.ones_like(y), _gpu._call(plan, x, parameters)
 
     def rejects(error, text, function, position, out):
@@ -421,7 +430,7 @@ def test_autograd_on_a_gpu(name):
         options["cumulative_lengths"] = torch.tensor([0, 5, N], device=device)
 
     def function(q, k, v, bias, **changes):
-        each = {**options, **changes}
+        each = {"position": "table", **options, **changes}
         if q.device.type == "cpu" and isinstance(each.get("cumulative_lengths"), torch.Tensor):
             each["cumulative_lengths"] = each["cumulative_lengths"].cpu()
         return nprf.torch.attention(q, k, v, bias, features=features, **each)

@@ -292,7 +292,7 @@ def test_calibrated_models_are_saved_and_loaded():
     assert fresh.layers[1].features == model.layers[1].features
     for broken, text in (
         (torch.zeros(5, dtype=torch.uint8), "features_constants: expected the bytes of a feature map"),
-        (nprf.torch._constants.constants_of(nprf.taylor(9), 0), "features: expected a map of vectors of 8 numbers"),
+        (nprf.torch._maps.bytes_of(nprf.taylor(9)), "features: expected a map of vectors of 8 numbers"),
     ):
         with pytest.raises(RuntimeError, match=text):
             fresh.load_state_dict({**saved, "layers.1.features_constants": broken})

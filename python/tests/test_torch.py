@@ -3,6 +3,8 @@
 
 import copy
 import io
+import subprocess
+import sys
 
 import nprf
 import numpy as np
@@ -11,7 +13,8 @@ from conftest import interrupted, seconds
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 import nprf.torch  # noqa: E402
-from nprf.torch import _functional  # noqa: E402
+from nprf.torch import _functional, _maps  # noqa: E402
+from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
 B, H, N, D = 2, 3, 17, 8
 
@@ -97,7 +100,9 @@ def test_padding_grouped_queries_and_cross_attention():
     features = nprf.orf(D, 16)
 
     def function(q, k, v, bias):
-        return nprf.torch.attention(q, k, v, bias, features=features, key_padding_mask=padding, offset=2)
+        return nprf.torch.attention(
+            q, k, v, bias, features=features, position="table", key_padding_mask=padding, offset=2
+        )
 
     assert torch.autograd.gradcheck(function, (q, k, v, bias), fast_mode=True)
     function(q, k, v, bias).sum().backward()
@@ -131,7 +136,7 @@ def test_report_and_tolerance():
     position = nprf.RelativePosition(bias.numpy())
     for tolerance in (0.0, 1e-9):  # the second is below what any engine has: rows are recomputed
         y, report = nprf.torch.attention(
-            q, k, v, bias, features=features, engine="lanes", tolerance=tolerance, report=True
+            q, k, v, bias, features=features, position="table", engine="lanes", tolerance=tolerance, report=True
         )
         expected, in_numpy = nprf.attention(
             *(x.numpy() for x in (q, k, v)), features=features, position=position, engine="lanes",
@@ -140,7 +145,7 @@ def test_report_and_tolerance():
         assert np.array_equal(y.numpy(), expected) and repr(report) == repr(in_numpy)
         assert (report.repaired_rows > 0) == (tolerance > 0)
     q.requires_grad_()
-    y, saved = nprf.torch.attention(q, k, v, bias, features=features, report=True)
+    y, saved = nprf.torch.attention(q, k, v, bias, features=features, position="table", report=True)
     assert y.requires_grad and saved.error_bound > 0 and isinstance(saved, nprf.Report)
     half, report = nprf.torch.attention(*(x.bfloat16() for x in (q, k, v)), features=features, report=True)
     assert half.dtype == torch.bfloat16 and report.engine
@@ -163,15 +168,15 @@ def test_softmax_samples_and_finite_inputs():
     position = nprf.RelativePosition(bias.numpy())
     in_numpy = nprf.attention(*(x.numpy() for x in (q, k, v)), features=features, position=position, **options)[1]
     for x in ((q, k, v), (q.clone().requires_grad_(), k, v)):
-        report = nprf.torch.attention(*x, bias, features=features, **options)[1]
+        report = nprf.torch.attention(*x, bias, features=features, position="table", **options)[1]
         assert report.compared_rows == B * H * 7 and report.softmax_error == in_numpy.softmax_error
     with pytest.raises(ValueError, match="softmax_samples: expected 0 without report=True, got 7"):
-        nprf.torch.attention(q, k, v, bias, features=features, softmax_samples=7)
+        nprf.torch.attention(q, k, v, bias, features=features, position="table", softmax_samples=7)
     with pytest.raises(TypeError, match="softmax_samples: expected an integer, got 7.5"):
-        nprf.torch.attention(q, k, v, bias, features=features, report=True, softmax_samples=7.5)
+        nprf.torch.attention(q, k, v, bias, features=features, position="table", report=True, softmax_samples=7.5)
 
     def function(q):
-        return nprf.torch.attention(q, k, v, bias, features=features, check_finite=True)
+        return nprf.torch.attention(q, k, v, bias, features=features, position="table", check_finite=True)
 
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(q), function(q))
@@ -188,23 +193,24 @@ def test_packed_sequences(layout):
     k, v, _ = tensors(1, H, N + 3, D)
     bias = torch.randn(H, 11, dtype=torch.float64, requires_grad=True)
     ends, of_keys, features = [0, 5, 5, N], [0, 9, 12, N + 3], nprf.orf(D, 16)
+    of_attention = {"features": features, "position": "table", "causal": True, "near": 2}
     parts = [(slice(a, b), slice(c, d)) for a, b, c, d in zip(ends, ends[1:], of_keys, of_keys[1:])]
     if layout == "tokens_first":
         q, k, v = (x.detach().transpose(1, 2).requires_grad_() for x in (q, k, v))
 
     def function(q, k, v, bias, lengths=torch.tensor(ends, dtype=torch.int32), of_keys=of_keys):
-        options = {"cumulative_lengths": lengths, "key_cumulative_lengths": of_keys, "layout": layout}
-        return nprf.torch.attention(q, k, v, bias, features=features, causal=True, near=2, **options)
+        options = {"cumulative_lengths": lengths, "key_cumulative_lengths": of_keys, "layout": layout, "offset": 0}
+        return nprf.torch.attention(q, k, v, bias, **of_attention, **options)
 
     y = function(q, k, v, bias)
     position = nprf.RelativePosition(bias.detach().numpy())
     attention = nprf.Attention(features, position, causal=True, near=2)
-    options = {"cumulative_lengths": ends, "key_cumulative_lengths": of_keys, "layout": layout}
+    options = {"cumulative_lengths": ends, "key_cumulative_lengths": of_keys, "layout": layout, "offset": 0}
     assert np.array_equal(y.detach().numpy(), attention(*(x.detach().numpy() for x in (q, k, v)), **options))
     in_order = (lambda x: x.transpose(1, 2)) if layout == "tokens_first" else lambda x: x
     for rows, keys in parts:  # as separate calls
         x = [in_order(each)[:, :, of] for each, of in ((q, rows), (k, keys), (v, keys))]
-        one = nprf.torch.attention(*x, bias, features=features, causal=True, near=2)
+        one = nprf.torch.attention(*x, bias, **of_attention, offset=0)
         torch.testing.assert_close(in_order(y)[:, :, rows], one)
     assert torch.autograd.gradcheck(function, (q, k, v, bias), fast_mode=True)
     expected = torch.autograd.grad(y.sum(), (q, k, v, bias))
@@ -246,7 +252,7 @@ def test_gradient_reports():
     features, reports = nprf.orf(D, 16, seed=1), []
 
     def with_report(*x):
-        return nprf.torch.attention(*x, features=features, near=2, gradient_report=reports.append)
+        return nprf.torch.attention(*x, features=features, position="table", near=2, gradient_report=reports.append)
 
     y, dy = with_report(q, k, v, bias), torch.randn(B, H, N, D, dtype=torch.float64)
     assert not reports
@@ -283,35 +289,36 @@ def test_gradient_reports():
 
 def test_opcheck():
     function, (q, k, v, bias, extra) = case("t5 of heads")
-    features = nprf.orf(D, 16)
     mask, packing = torch.ones(B, N, dtype=torch.bool), torch.tensor([[0, 5, N], [0, 7, N]])
-    named = _functional.Options(features._identity, "t5:128", True, 2, 1.0, "automatic", False, 0, check_finite=True)
-    options, of_graph = named.text(), torch.tensor(int(features._identity))
-    for key_mask, packed, as_tensor, save in (
-        (None, None, None, True), (mask, None, None, True), (torch.tensor([N, 5]), None, None, True),
-        (mask, None, of_graph, True), (None, None, None, False), (mask, None, None, False),
-        (torch.tensor([N, 5]), None, None, False), (None, None, of_graph, False), (None, packing, None, True),
-        (mask, packing[:1], None, False),
+    features, seed, offset = nprf.orf(D, 16), torch.tensor(7), torch.tensor(2)
+    constants = _maps.bytes_of(nprf.ProjectedFeatures("positive", np.eye(D)))
+    options = _functional.Options("t5:128", True, 2, 1.0, "automatic", False, check_finite=True)
+    text = _functional._text_of(_maps.named(features), options)
+    for key_mask, packed, of_map, at, save in (
+        (None, None, None, None, True), (mask, None, None, None, True), (torch.tensor([N, 5]), None, None, None, True),
+        (mask, None, seed, offset, True), (None, None, None, None, False), (mask, None, constants, None, False),
+        (torch.tensor([N, 5]), None, None, None, False), (None, None, seed, None, False),
+        (None, packing, constants, offset, True), (mask, packing[:1], None, None, False),
     ):  # fmt: skip
-        text = options if as_tensor is None else named._replace(features="0").text()
-        arguments = (q, k, v, bias, None, key_mask, packed, as_tensor, text, save)
+        arguments = (q, k, v, bias, None, key_mask, packed, of_map, at, text, 0 if at is not None else 3, save)
         if not save:
             arguments = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in arguments)
         torch.library.opcheck(_functional.attention_op, arguments)
-    for packed in (None, packing):
-        y, token = _functional.attention_op(q, k, v, bias, None, None, packed, None, options, True)
+    for packed, of_map in ((None, None), (packing, seed), (packing, constants)):
+        y, token, kept = _functional.attention_op(q, k, v, bias, None, None, packed, of_map, None, text, 1, True)
+        assert kept.numel() == 0 if of_map is None else torch.equal(kept, of_map)
         inputs = [x.detach() for x in (torch.ones_like(y), token, q, k, v, bias)]
-        torch.library.opcheck(_functional.backward_op, (*inputs, None, None, packed, None, options))
-        torch.library.opcheck(_functional.backward_op, (*inputs, None, None, packed, of_graph, text))
+        torch.library.opcheck(_functional.backward_op, (*inputs, None, None, packed, of_map, None, text, 1))
+        torch.library.opcheck(_functional.backward_op, (*inputs, None, None, packed, of_map, offset, text, 0))
 
 
 def test_the_operator_is_left_out_where_it_can_be(monkeypatch):
     """Plain tensors do not go through it. Others do, with the same bits."""
     inputs = [torch.randn(s, requires_grad=True) for s in ((2, 3, 12, 8), (2, 3, 12, 8), (2, 3, 12, 5), (3, 23))]
-    features, way, calls = nprf.orf(8, 16), _functional._is_plain, []
+    features, way, calls = nprf.orf(8, 16), _functional.is_plain, []
 
     def function(*x):
-        return nprf.torch.attention(*x, features=features)
+        return nprf.torch.attention(*x, features=features, position="table")
 
     def results():
         calls.clear()
@@ -320,12 +327,12 @@ def test_the_operator_is_left_out_where_it_can_be(monkeypatch):
             assert torch.equal(function(*inputs), y)
         return [y.detach(), *torch.autograd.grad(y.sum(), inputs)], list(calls)
 
-    monkeypatch.setattr(_functional, "_is_plain", lambda *x: calls.append(way(*x)) or calls[-1])
+    monkeypatch.setattr(_functional, "is_plain", lambda *x: calls.append(way(*x)) or calls[-1])
     expected, plain = results()
     assert plain == [True] * 3
-    monkeypatch.setattr(_functional, "_is_plain", lambda *x: False)
+    monkeypatch.setattr(_functional, "is_plain", lambda *x: False)
     assert all(torch.equal(a, b) for a, b in zip(results()[0], expected))
-    monkeypatch.setattr(_functional, "_is_plain", lambda *x: calls.append(way(*x)) or calls[-1])
+    monkeypatch.setattr(_functional, "is_plain", lambda *x: calls.append(way(*x)) or calls[-1])
     x = [each.detach() for each in inputs]
 
     calls.clear()
@@ -352,7 +359,8 @@ def test_the_operator_is_left_out_where_it_can_be(monkeypatch):
         y = function(*inputs)
         gradients = torch.autograd.grad(y, inputs, torch.ones(y.shape, device="cpu"))
     assert torch.equal(y, expected[0]) and all(torch.equal(a, b) for a, b in zip(gradients, expected[1:]))
-    assert torch.equal(function(*x), nprf.torch.attention(*x, features=features, causal=0, near=np.int64(0)))
+    of_numpy = {"causal": np.bool_(False), "near": np.int64(0)}
+    assert torch.equal(function(*x), nprf.torch.attention(*x, features=features, position="table", **of_numpy))
 
     first = torch.autograd.grad(function(*inputs).square().sum(), inputs[0], create_graph=True)[0]
     with pytest.raises(RuntimeError, match="attention_backward"):
@@ -400,7 +408,7 @@ def test_saved_state_is_freed_and_may_be_lost():
     assert all(torch.equal(x.grad, e) for x, e in zip(arguments[:4], expected))
     # a feature map that the caller no longer has
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone(), lambda x: x):
-        y = nprf.torch.attention(*arguments[:4], features=nprf.orf(D, 16, seed=1), near=2)
+        y = nprf.torch.attention(*arguments[:4], features=nprf.orf(D, 16, seed=1), position="table", near=2)
     found = torch.autograd.grad(y.sum(), arguments[:4])
     assert all(torch.equal(g, e) for g, e in zip(found, expected))
     # twice
@@ -416,9 +424,9 @@ def test_layouts_and_strides():
     q, k, v = tensors(B, H, N, D)
     bias = torch.randn(H, 11, dtype=torch.float64)
     features = nprf.orf(D, 16)
-    y = nprf.torch.attention(q, k, v, bias, features=features)
+    y = nprf.torch.attention(q, k, v, bias, features=features, position="table")
     first = nprf.torch.attention(
-        *(x.transpose(1, 2) for x in (q, k, v)), bias, features=features, layout="tokens_first"
+        *(x.transpose(1, 2) for x in (q, k, v)), bias, features=features, position="table", layout="tokens_first"
     )
     assert torch.equal(first.transpose(1, 2), y) and first.is_contiguous()
     for other in (
@@ -427,13 +435,15 @@ def test_layouts_and_strides():
         lambda x: torch.cat([x, x], dim=-1)[..., :D],
         lambda x: x.repeat_interleave(2, dim=-1)[..., ::2],
     ):
-        assert torch.equal(nprf.torch.attention(other(q), other(k), other(v), bias, features=features), y)
+        assert torch.equal(
+            nprf.torch.attention(other(q), other(k), other(v), bias, features=features, position="table"), y
+        )
     gradient = torch.randn_like(y)
     expected = torch.autograd.grad(y, q, gradient)[0]
-    y = nprf.torch.attention(q, k, v, bias, features=features)
+    y = nprf.torch.attention(q, k, v, bias, features=features, position="table")
     strided = gradient.transpose(2, 3).contiguous().transpose(2, 3)
     assert torch.equal(torch.autograd.grad(y, q, strided)[0], expected)
-    y = nprf.torch.attention(q, k, v, bias, features=features)
+    y = nprf.torch.attention(q, k, v, bias, features=features, position="table")
     broadcast = torch.ones(1, dtype=torch.float64).expand(y.shape)
     assert torch.isfinite(torch.autograd.grad(y, q, broadcast)[0]).all()
 
@@ -443,8 +453,10 @@ def test_halves_and_autocast():
     for dtype in (torch.bfloat16, torch.float16):
         q, k, v = (x.detach().to(dtype).requires_grad_() for x in tensors(B, H, N, D))
         bias = torch.zeros(11, requires_grad=True)
-        y = nprf.torch.attention(q, k, v, bias, features=features)
-        exact = nprf.torch.attention(q.double(), k.double(), v.double(), bias.double(), features=features)
+        y = nprf.torch.attention(q, k, v, bias, features=features, position="table")
+        exact = nprf.torch.attention(
+            q.double(), k.double(), v.double(), bias.double(), features=features, position="table"
+        )
         assert y.dtype == dtype
         # y is rounded once to the half
         assert (y - exact).abs().max() <= torch.finfo(dtype).eps * exact.abs().max()
@@ -485,7 +497,13 @@ def test_positions_and_other_options_of_odd_types():
     y = nprf.torch.attention(q, k, v, features=features, position=None)
     assert torch.equal(y, nprf.torch.attention(q, k, v, features=features))
     for error, text, bias, options in (
-        (ValueError, "bias: expected None without a position", torch.zeros(5), {"position": None}),
+        (
+            ValueError,
+            "position: expected 'table', 't5', .* beside a bias, got None",
+            torch.zeros(5),
+            {"position": None},
+        ),
+        (ValueError, "bias: expected the parameters of position='table', got None", None, {}),
         (
             TypeError,
             "position: expected a str, a tuple or None, got T5",
@@ -495,14 +513,19 @@ def test_positions_and_other_options_of_odd_types():
         (TypeError, "position: expected an integer, got 128.0", torch.zeros(32), {"position": ("t5", 128.0)}),
         (ValueError, "position: expected 'table'", torch.zeros(32), {"position": ("t5", 1, 2)}),
         (ValueError, "position: expected 'table'", torch.zeros(32), {"position": ()}),
-        (TypeError, "normalization: expected a Normalization, got float", None, {"normalization": 1.0}),
-        (TypeError, "engine: expected a str, got list", None, {"engine": []}),
-        (ValueError, "engine: expected", None, {"engine": "fast"}),
-        (ValueError, "softmax_seed: expected 0 to 2.64 - 1, got -1", None, {"softmax_seed": -1}),
+        (
+            TypeError,
+            r"normalization: expected .* none\(\) .*, got float",
+            None,
+            {"position": None, "normalization": 1.0},
+        ),
+        (TypeError, "engine: expected a str, got list", None, {"position": None, "engine": []}),
+        (ValueError, "engine: expected", None, {"position": None, "engine": "fast"}),
+        (ValueError, "softmax_seed: expected 0 to 2.64 - 1, got -1", None, {"position": None, "softmax_seed": -1}),
     ):
         bias = None if bias is None else bias.to(q.dtype)
         with pytest.raises(error, match=text):
-            nprf.torch.attention(q, k, v, bias, features=features, **options)
+            nprf.torch.attention(q, k, v, bias, **{"features": features, "position": "table", **options})
 
 
 def test_threads_are_those_of_torch():
@@ -542,7 +565,7 @@ def test_ctrl_c_ends_a_backward(lost):
     hooks = (lambda x: x.clone() if lost else x, lambda x: x)
     before = len(_functional._saved)
     with torch.autograd.graph.saved_tensors_hooks(*hooks):
-        y = nprf.torch.attention(x, x, x, bias, features=nprf.orf(8, 64), engine="direct")
+        y = nprf.torch.attention(x, x, x, bias, features=nprf.orf(8, 64), position="table", engine="direct")
     backward = lambda: torch.autograd.grad(y, [x, bias], x.detach(), retain_graph=True)  # noqa: F821
     expected, whole = seconds(backward)
     with interrupted(after=whole / 8, within=whole / 2):
@@ -562,7 +585,9 @@ def test_vmap():
     assert torch.equal(y, function(q, k, v))
     bias = torch.randn(3, H, 11, dtype=torch.float64)
     with pytest.raises(NotImplementedError, match="bias"):
-        torch.func.vmap(lambda q, bias: nprf.torch.attention(q, q, q, bias, features=nprf.orf(D, 16)))(q, bias)
+        torch.func.vmap(
+            lambda q, bias: nprf.torch.attention(q, q, q, bias, features=nprf.orf(D, 16), position="table")
+        )(q, bias)
 
 
 def derivative(how, function, x):
@@ -622,7 +647,7 @@ def test_other_devices_and_layouts():
         ((x, meta, x), {}),
         ((x, x, meta), {}),
         ((meta, x, x), {}),
-        ((x, x, x, bias.to("meta")), {}),
+        ((x, x, x, bias.to("meta")), {"position": "table"}),
         ((x, x, x), {"key_padding_mask": torch.zeros(N, dtype=torch.bool, device="meta")}),
     ):
         with pytest.raises(ValueError, match="expected a tensor on (cpu|meta), as the queries, got one on"):
@@ -692,7 +717,7 @@ def test_a_layer_accepts_the_arguments_of_multihead_attention():
     with pytest.raises(ValueError, match="max_distance"):
         nprf.torch.Attention(16, 2, position=("t5", 16), causal=True)
     x = torch.randn(2, 5, 16)
-    for option in ({"offset": 3}, {"lenghts": [5, 4]}):  # of attention, which a layer does not have; misspelt
+    for option in ({"near": 3}, {"lenghts": [5, 4]}):  # of attention, which a layer does not have; misspelt
         with pytest.raises(TypeError, match=f"forward: got an unknown option {next(iter(option))!r}"):
             ours(x, **option)
 
@@ -744,12 +769,20 @@ def test_errors():
     bias = torch.zeros(11, dtype=torch.float64)
     rejects(ValueError, "keys: expected", q, k[..., :3], v)
     rejects(ValueError, "queries: expected 8 columns", q[..., :5], k[..., :5], v)
-    rejects(ValueError, "b: expected an odd number", q, k, v, bias[:4])
-    rejects(ValueError, "heads", q, k, v, bias.expand(2, 11))
-    rejects(ValueError, "bias: expected 1 dimensions, or 2 with heads, got 0", q, k, v, bias[0])
+    rejects(
+        ValueError,
+        r"b: expected an odd number of scalars, 2n-1 .*, got 4; of 2n leave out",
+        q,
+        k,
+        v,
+        bias[:4],
+        position="table",
+    )
+    rejects(ValueError, "heads", q, k, v, bias.expand(2, 11), position="table")
+    rejects(ValueError, "bias: expected 1 dimensions, or 2 with heads, got 0", q, k, v, bias[0], position="table")
     rejects(ValueError, "position: expected 'table'", q, k, v, bias, position="rope")
     rejects(ValueError, "bias: expected the parameters of position='t5', got None", q, k, v, position="t5")
-    rejects(ValueError, "extra: expected None without a grid", q, k, v, bias, extra=bias)
+    rejects(ValueError, "extra: expected None without a grid", q, k, v, bias, position="table", extra=bias)
     rejects(ValueError, "layout", q, k, v, layout="x")
     padding = torch.zeros(B, N, dtype=torch.bool)
     rejects(TypeError, "key_padding_mask: expected bool", q, k, v, key_padding_mask=padding.byte())
@@ -963,14 +996,6 @@ def test_layers_that_are_compiled_one_by_one_share_a_graph():
             assert torch.equal(ours, expected)
 
 
-def test_export_is_refused():
-    if not hasattr(torch.compiler, "is_exporting"):
-        pytest.skip("this version of PyTorch does not report that a program is exported")
-    layer = nprf.torch.Attention(16, 2, position="t5")
-    with pytest.raises(Exception, match="torch.export is not supported"):
-        torch.export.export(layer, (torch.randn(2, 12, 16),))
-
-
 def maps_with_constants():
     """Two of each kind."""
     rng = np.random.default_rng(3)
@@ -1001,6 +1026,7 @@ def test_a_state_dict_has_the_constants_of_the_feature_map(name):
     file.seek(0)
     fresh.load_state_dict({n: p for n, p in layer.state_dict().items() if "features" not in n}, strict=False)
     assert not torch.equal(fresh(x)[0], y)
+    torch._dynamo.reset()
     compiled = torch.compile(fresh, fullgraph=True, backend="aot_eager")
     compiled(x)
     fresh.load_state_dict(torch.load(file, weights_only=True))
@@ -1019,8 +1045,9 @@ def test_a_state_dict_has_the_constants_of_the_feature_map(name):
     del state["features_constants"]
     kept = nprf.torch.Attention(24, 3, features=one, position="t5")
     kept.load_state_dict(state)
-    assert kept.features == (one.redraw(layer.features.seed) if name == "tilted" else one)
+    assert kept.features == one
     kept.reset_parameters()
+    assert kept.features == one
 
 
 def test_constants_that_do_not_fit():
@@ -1043,16 +1070,31 @@ def test_constants_that_do_not_fit():
         state["features_constants"] = other
         with pytest.raises(RuntimeError, match="features_constants: expected a tensor uint8"):
             layer.load_state_dict(state)
-    tilted = nprf.RandomFeatures("positive", 8, 6, tilt=nprf.oprf_tilt(8, 1.0))
-    with pytest.raises(RuntimeError, match="features_constants: expected a map with no seed of its own"):
-        layer.load_state_dict(nprf.torch.Attention(24, 3, features=tilted).state_dict())
     assert layer.features is before
     random = nprf.torch.Attention(24, 3, features="orf", seed=5)
-    with pytest.raises(RuntimeError, match="features_constants: expected a map with one seed"):
-        heads = nprf.HeadFeatures([nprf.orf(8, 8, seed) for seed in range(3)])
-        random.load_state_dict(nprf.torch.Attention(24, 3, features=heads).state_dict(), strict=False)
+    tilted = nprf.RandomFeatures("positive", 8, 6, tilt=nprf.oprf_tilt(8, 1.0))
+    for features in (tilted, nprf.HeadFeatures([nprf.orf(8, 8, seed) for seed in range(3)])):
+        with pytest.raises(RuntimeError, match="features_constants: expected none beside features_seed, got those of"):
+            random.load_state_dict(nprf.torch.Attention(24, 3, features=features).state_dict(), strict=False)
     assert random.features.seed == 5 and int(random.features_seed) == 5
     layer.reset_parameters(), random.reset_parameters()
+
+
+def test_state_dicts_of_older_versions():
+    """In them maps with a tilt have a seed, too, and bytes are not padded."""
+    tilted = nprf.RandomFeatures("positive", 8, 6, seed=3, tilt=nprf.oprf_tilt(8, 1.0))
+    layer = nprf.torch.Attention(24, 3, features=tilted)
+    state = {**layer.state_dict(), "features_seed": torch.tensor(3)}
+    state["features_constants"] = torch.tensor(list(bytes(state["features_constants"].tolist()).rstrip()))
+    fresh = nprf.torch.Attention(24, 3, features=tilted.redraw(8))
+    for assign in (False, True):
+        fresh.load_state_dict({n: x.to(torch.uint8) if "const" in n else x for n, x in state.items()}, assign=assign)
+        assert fresh.features == tilted
+        fresh.redraw(), layer.redraw(4)
+        assert torch.equal(fresh.features_constants, layer.features_constants)
+    del state["features_constants"]
+    fresh.load_state_dict(state)
+    assert fresh.features == tilted
 
 
 def test_options_mean_the_same_in_a_graph():
@@ -1062,17 +1104,21 @@ def test_options_mean_the_same_in_a_graph():
     def attend(**options):
         return nprf.torch.attention(q, q, q, features=features, **options)
 
-    for options in ({"causal": 2}, {"causal": 2, "near": True}, {"check_finite": 2}):
-        y = attend(**options)
-        assert torch.equal(torch.compile(attend, fullgraph=True, backend="aot_eager")(**options), y)
-    with pytest.raises(ValueError, match="check_finite"):
-        torch.compile(lambda x: nprf.torch.attention(x, q, q, features=features, check_finite=2), backend="aot_eager")(
-            q * torch.nan
-        )
+    options = {"causal": True, "near": True, "check_finite": True}
+    y = attend(**options)
+    assert torch.equal(torch.compile(attend, fullgraph=True, backend="aot_eager")(**options), y)
+    of_numpy = {"causal": np.bool_(True), "near": np.int64(1)}
+    for call in (attend, torch.compile(attend, backend="aot_eager")):  # with a break
+        assert torch.equal(call(**of_numpy), y)
     for name in ("near", "offset", "sinks", "softmax_seed"):
         for call in (attend, torch.compile(attend, backend="aot_eager")):
             with pytest.raises(TypeError, match=f"{name}: expected an integer"):
                 call(**{name: 1.5})
+    for name in ("causal", "check_finite", "report"):
+        for value in (1, "yes", None, torch.tensor(True)):
+            for call in (attend, torch.compile(attend, backend="aot_eager")):
+                with pytest.raises(TypeError, match=f"{name}: expected True or False, got"):
+                    call(**{name: value})
 
 
 def test_arguments_of_other_types():
@@ -1149,3 +1195,209 @@ def test_a_layer_learns():
         loss.backward()
         optimizer.step()
     assert loss < 0.5
+
+
+def test_a_causal_call_says_how_queries_and_keys_are_aligned():
+    q, k, v = (x.detach() for x in tensors(B, H, N, D))
+    bias = torch.randn(H, 11, dtype=torch.float64)
+    options = {"features": nprf.orf(D, 16), "position": "table", "causal": True}
+    whole = nprf.torch.attention(q, k, v, bias, **options)
+    attend = lambda q, k, v, **at: nprf.torch.attention(q, k, v, bias, **options, **at)
+    one = q[:, :, -1:]
+    for offset in (N - 1, np.int64(N - 1), torch.tensor(N - 1), torch.tensor([N - 1], dtype=torch.int32)):
+        torch.testing.assert_close(attend(one, k, v, offset=offset), whole[:, :, -1:])
+    text = "offset: expected one for a causal call of 1 queries and 17 keys, got none: 0 .* 16 the last query"
+    for call in (attend, torch.compile(attend, backend="aot_eager")):
+        with pytest.raises(ValueError, match=text):
+            call(one, k, v)
+        assert torch.equal(call(q[:, :, :0], k, v), q[:, :, :0]) and torch.equal(call(q, k, v), whole)
+    with pytest.raises(ValueError, match=text):
+        nprf.torch.attention(*(x.transpose(1, 2) for x in (one, k, v)), bias, layout="tokens_first", **options)
+    packed = {"cumulative_lengths": [0, 5, N], "key_cumulative_lengths": [0, 4, N]}
+    with pytest.raises(ValueError, match="offset: expected one for a causal call with key_cumulative_lengths"):
+        attend(q[:1], k[:1], v[:1], **packed)
+    for error, text, offset in (
+        (TypeError, "offset: expected integers, got torch.float32", torch.tensor(1.0)),
+        (TypeError, "offset: expected an integer, got '3'", "3"),
+        (ValueError, r"offset: expected one integer, got the shape \[2\]", torch.tensor([1, 2])),
+        (ValueError, "offset: expected an integer of 64 bits", 2**70),
+        (ValueError, r"offset: expected -2\^40 to 2\^40", 2**41),
+    ):
+        with pytest.raises(error, match=text):
+            attend(q, k, v, offset=offset)
+
+
+def test_what_differs_from_call_to_call_needs_no_new_graph():
+    """Sizes, offsets, and lengths of sequences: two graphs at most, one for the first and one for all others. They have
+    the numbers of calls without a graph, and their gradients."""
+    bias, features = torch.randn(H, 11), nprf.orf(D, 16)
+
+    def attend(q, k, bias, **options):
+        return nprf.torch.attention(q, k, k, bias, features=features, position="table", near=3, **options)
+
+    def random(n, batch=B):
+        return torch.randn(batch, H, n, D)
+
+    calls = {
+        "an offset": lambda i: {"q": random(1), "k": random(i + 1), "causal": True, "offset": i},
+        "a tensor": lambda i: {"q": random(1), "k": random(i + 1), "causal": True, "offset": torch.tensor(i)},
+        "sizes": lambda i: {"q": random(i + 5), "k": random(i + 5), "causal": True},
+        "lengths": lambda i: {"q": random(20), "k": random(20), "lengths": [i, 20]},
+        "packed": lambda i: {"q": random(20, 1), "k": random(20, 1), "cumulative_lengths": [0, i + 2, 20]},
+        "padding": lambda i: {"q": random(20), "k": random(20), "key_padding_mask": torch.rand(B, 20) < i / 20},
+    }
+    for name, call in calls.items():
+        torch._dynamo.reset()
+        graphs = CompileCounterWithBackend("aot_eager")
+        compiled = torch.compile(attend, fullgraph=True, backend=graphs, dynamic=None)
+        for i in range(12):
+            inputs, leaf = call(i), bias.clone().requires_grad_()
+            y, expected = compiled(bias=leaf, **inputs), attend(bias=leaf, **inputs)
+            assert torch.equal(y, expected), name
+            found, wanted = (torch.autograd.grad(each.square().sum(), leaf)[0] for each in (y, expected))
+            assert torch.equal(found, wanted), name
+        assert graphs.frame_count <= 2, name
+
+
+def test_dynamo_is_imported_by_nobody_but_who_traces():
+    """Its 900 modules take seconds."""
+    program = """
+import sys, torch, nprf, nprf.torch
+
+x = torch.randn(1, 9, 16, requires_grad=True)
+for features in ("taylor", "orf", [nprf.orf(8, 8, seed) for seed in range(2)]):
+    layer = nprf.torch.Attention(16, 2, position="t5", features=features, near=2, causal=True)
+    for mask in (None, torch.zeros(1, 9, dtype=torch.bool), torch.zeros(1, 9)):
+        y, report = layer(x, key_padding_mask=mask, report=True)
+        y.sum().backward()
+    layer.load_state_dict(layer.state_dict())
+    with torch.no_grad():
+        layer.decoder()(x)
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_arguments_by_place_are_those_of_multihead_attention():
+    theirs = torch.nn.MultiheadAttention(16, 2, 0.0, False, False, False, None, None, True, "cpu", torch.float64)
+    ours = nprf.torch.Attention(16, 2, 0.0, False, False, False, None, None, True, "cpu", torch.float64, near=50)
+    assert ours.in_proj_bias is None and ours.in_proj_weight.dtype == torch.float64
+    ours.load_state_dict(theirs.state_dict())
+    query, memory = torch.randn(2, 2, 5, 16, dtype=torch.float64)
+    y, weights = ours(query, memory, memory)
+    expected, _ = theirs(query, memory, memory, need_weights=False)
+    assert weights is None and y.shape == expected.shape
+    exact = nprf.torch.Attention(
+        16, 2, 0.0, False, near=50, normalization=nprf.Normalization.none(), dtype=torch.float64
+    )
+    exact.load_state_dict(theirs.state_dict())
+    torch.testing.assert_close(exact(query, memory, memory)[0], expected)
+    assert torch.equal(ours(query, memory, memory, None, False)[0], y)
+    for error, text, by_place, by_name in (
+        (ValueError, "dropout: expected 0.0, got 0.1", (0.1,), {}),
+        (ValueError, "add_zero_attn: expected False, got True", (0.0, True, False, True), {}),
+        (TypeError, "bias: expected one value, got one by place and one by name", (0.0, False), {"bias": False}),
+        (TypeError, "bias: expected True or False, got 'no'", (0.0, "no"), {}),
+        (TypeError, "Attention: expected at most 11 arguments by place, got 12", (0.0,) * 10, {}),
+        (TypeError, "causal: expected True or False, got 'no'", (), {"causal": "no"}),
+    ):
+        with pytest.raises(error, match=text):
+            nprf.torch.Attention(16, 2, *by_place, **by_name)
+
+
+def test_biases_as_other_libraries_have_them():
+    q, k, v = tensors(B, 8, N, D)
+    embedding = torch.nn.Embedding(8, 8, dtype=torch.float64)
+    options = {"features": nprf.orf(D, 16), "position": "t5", "near": 2}
+    y = nprf.torch.attention(q, k, v, embedding.weight.t(), bias_layout="heads_first", **options)
+    dy = torch.randn_like(y)
+    (expected,) = torch.autograd.grad(y, embedding.weight, dy)
+    attend = lambda bias, **more: nprf.torch.attention(q, k, v, bias, **options, **more)
+    for call in (attend, torch.compile(attend, fullgraph=True, backend="aot_eager")):
+        for bias, more in ((embedding, {}), (embedding.weight, {"bias_layout": "heads_last"})):
+            found = call(bias, **more)
+            assert torch.equal(found, y)
+            assert torch.equal(torch.autograd.grad(found, embedding.weight, dy)[0], expected)
+    transposed = nprf.torch.attention(q, k, v, embedding.weight, bias_layout="heads_first", **options)
+    assert not torch.equal(transposed, y)
+    other, table = torch.nn.Embedding(32, 8, dtype=torch.float64), torch.zeros(8, 8, dtype=torch.float64)
+    assert torch.equal(attend(other), attend(other.weight.t().contiguous()))
+    grid = torch.randn(5, 7, 8, dtype=torch.float64)
+    twelve = [x[:, :, :12] for x in (q, k, v)]
+    of_grid = {"features": options["features"], "position": ("grid", 3, 4)}
+    assert torch.equal(
+        nprf.torch.attention(*twelve, grid, bias_layout="heads_last", **of_grid),
+        nprf.torch.attention(*twelve, grid.movedim(-1, 0), **of_grid),
+    )
+    wrong = torch.zeros(8, 32, dtype=torch.float64)
+    wrong[2, 3] = torch.nan
+    for text, bias, more in (
+        (r"bias: expected \[8, ..\] \(heads first\), got the shape \[32, 8\], .* pass bias_layout=", other.weight, {}),
+        (r"bias_layout: expected 'heads_first', or 'heads_last' .* of the shape \[8, 8\]", embedding.weight, {}),
+        (
+            r"bias_layout: expected 'heads_first', or 'heads_last' .* of the shape \[8, 8\]",
+            table,
+            {"position": "table"},
+        ),
+        ("bias_layout: expected 'heads_last', as an nn.Embedding", other, {"bias_layout": "heads_first"}),
+        ("bias_layout: expected 'heads_first' or 'heads_last', got 'x'", other.weight, {"bias_layout": "x"}),
+        (r"bucket_weights\[3\]: expected .*, got nan in head 2", wrong, {}),
+        (
+            "2n-1 for the lags .*, got 60; of 2n leave out",
+            torch.zeros(8, 60, dtype=torch.float64),
+            {"position": "table"},
+        ),
+        ("position: expected 'table', 't5', .* beside a bias, got None", torch.zeros(33), {"position": None}),
+    ):
+        with pytest.raises(ValueError, match=text):
+            nprf.torch.attention(q, k, v, bias, **{**options, **more})
+    layer = nprf.torch.Attention(64, 8, position="t5", buckets=8)  # as many heads as buckets
+    assert layer(torch.randn(1, 5, 64))[0].shape == (1, 5, 64)
+
+
+def test_masks_of_the_other_polarity_are_named():
+    q, layer = torch.randn(1, 2, 9, 8), nprf.torch.Attention(16, 2)
+    text = "key_mask: expected key_padding_mask=~key_mask, whose True is padding, got key_mask, whose True keeps a key"
+    for call in (
+        lambda **options: nprf.torch.attention(q, q, q, features=nprf.taylor(8), **options),
+        lambda **options: layer(torch.randn(1, 9, 16), **options),
+    ):
+        with pytest.raises(TypeError, match=text):
+            call(key_mask=torch.ones(1, 9, dtype=torch.bool))
+        with pytest.raises(TypeError, match="got an unknown option 'mask'"):
+            call(mask=None)
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this PyTorch has no torch.distributed")
+def test_parts_of_sequences_are_refused(tmp_path):
+    """In a process group of one, where a part is the whole: the call cannot know."""
+    tensor = pytest.importorskip("torch.distributed.tensor")
+    experimental = pytest.importorskip("torch.distributed.tensor.experimental")
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/init", rank=0, world_size=1)
+    try:
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+        q, layer = torch.randn(1, 2, 16, 8), nprf.torch.Attention(16, 2)
+        attend = lambda q, k: nprf.torch.attention(q, k, q, features=nprf.taylor(8), near=3)
+        torch._dynamo.reset()
+        compiled = torch.compile(attend, backend="aot_eager")
+        y = attend(q, q)
+        assert torch.equal(compiled(q, q), y)
+        with experimental.context_parallel(mesh, buffers=[q], buffer_seq_dims=[2]):
+            for call in (lambda: attend(q, q), lambda: compiled(q, q), lambda: layer(torch.randn(1, 5, 16))):
+                with pytest.raises(
+                    NotImplementedError, match="attention: expected whole sequences, got a call in torch"
+                ):
+                    call()
+        assert torch.equal(attend(q, q), y) and torch.equal(compiled(q, q), y)
+        shards = tensor.distribute_tensor(q, mesh, [tensor.Shard(2)])
+        for call in (attend, compiled):
+            for arrays, name in (((shards, shards), "queries"), ((q, shards), "keys")):
+                with pytest.raises(NotImplementedError, match=f"{name}: expected a tensor, got a DTensor: of shards"):
+                    call(*arrays)
+        heads = experimental.local_map(
+            attend, [tensor.Shard(1)], in_placements=([tensor.Shard(1)],) * 2, device_mesh=mesh
+        )
+        by_heads = tensor.distribute_tensor(q, mesh, [tensor.Shard(1)])
+        assert torch.equal(heads(by_heads, by_heads).full_tensor(), y)
+    finally:
+        torch.distributed.destroy_process_group()

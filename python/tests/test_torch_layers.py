@@ -162,7 +162,12 @@ def test_masks_of_a_layer():
     lowest = torch.zeros(N, N).masked_fill(causal_masks(N)["bool"], torch.finfo(torch.float32).min)
     assert torch.equal(layer(x, attn_mask=lowest)[0], y)
     across = torch.ones(N, M, dtype=torch.bool).triu(1)
-    assert torch.equal(layer(x, memory, attn_mask=across)[0], layer(x, memory)[0])
+    assert torch.equal(layer(x, memory, attn_mask=across)[0], layer(x, memory, offset=0)[0])
+    last = torch.ones(N, M, dtype=torch.bool).triu(1 + M - N)
+    assert torch.equal(layer(x, memory, attn_mask=last, offset=M - N)[0], layer(x, memory, offset=M - N)[0])
+    for options in ({}, {"is_causal": True}, {"is_causal": True, "attn_mask": across}):
+        with pytest.raises(ValueError, match="offset: expected one for a causal call of 10 queries and 7 keys"):
+            layer(x, memory, **options)
 
     one_more, one_less = causal_masks(N)["bool"].clone(), causal_masks(N)["bool"].clone()
     one_more[3, 3], one_less[3, 4] = True, False

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/reference/bias_rows.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -24,12 +25,12 @@ constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
 
 // checks the biases of all tiles of rows and of keys, up to one constant for each tile
 template <Position P>
-void check(const P& position, Index n_q, Index n_k) {
+void check(const P& position, Index n_q, Index n_k, Index offset = 0) {
   for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
     const bool causal = direction == Direction::causal;
-    const BiasRows<double> rows(position, direction, n_q, n_k);
+    const BiasRows<double> rows(position, direction, n_q, n_k, offset);
     const auto expected = [&](Index i, Index j) {
-      return causal && j > i ? minus_infinity : bias_between(position, i, j, 0);
+      return causal && j > i + offset ? minus_infinity : bias_between(position, i, j, offset);
     };
     bool any_masked = false;
     for (Index i = 0; i < n_q; ++i)
@@ -38,7 +39,8 @@ void check(const P& position, Index n_q, Index n_k) {
     for (const Index tile_rows : {1, 3, 50})
       for (const Index tile_cols : {1, 4, 50})
         for (Index i0 = 0; i0 < n_q; i0 += tile_rows) {
-          const Index count = std::min(tile_rows, n_q - i0), end = causal ? std::min(i0 + count, n_k) : n_k;
+          const Index count = std::min(tile_rows, n_q - i0);
+          const Index end = causal ? std::clamp<Index>(i0 + count + offset, 0, n_k) : n_k;
           auto tile = rows.tile(i0, count, end);
           double constant = minus_infinity, largest = minus_infinity;
           Index wrong = 0;
@@ -56,7 +58,8 @@ void check(const P& position, Index n_q, Index n_k) {
                 largest = std::max(largest, row[j]);
               }
             }
-          INFO((causal ? "causal, rows from " : "rows from ") << i0 << ", tiles " << tile_rows << " x " << tile_cols);
+          INFO((causal ? "causal, rows from " : "rows from ")
+               << i0 << ", tiles " << tile_rows << " x " << tile_cols << ", offset " << offset);
           CHECK(wrong == 0);
           CHECK(largest <= 0);
         }
@@ -69,7 +72,7 @@ TEST_CASE("the tiles of a position have the biases of their lags", "[reference]"
   Vector<double> b = normal_vector<double>(7, 1), masked = Vector<double>::Constant(1, minus_infinity);
   b[1] = b[5] = minus_infinity;
   for (const auto& [n_q, n_k] : std::vector<std::pair<Index, Index>>{{1, 1}, {9, 9}, {4, 11}, {11, 4}}) {
-    check(RelativePosition<double>(b), n_q, n_k);
+    for (const Index offset : {0, 7, -3}) check(RelativePosition<double>(b), n_q, n_k, offset);
     check(NoPosition<double>(), n_q, n_k);
     check(RelativePosition<double>(masked), n_q, n_k);
   }
@@ -97,6 +100,7 @@ TEST_CASE("any_masked is false if no bias is -infinity, and a grid rejects other
   CHECK(!BiasRows<float>(grid, Direction::bidirectional, 4, 4).any_masked());
   check_invalid([&] { BiasRows<float>(grid, Direction::bidirectional, 4, 5); },
                 {"expected 4 rows each", "position's tokens", "got 4 and 5"});
+  check_invalid([&] { BiasRows<float>(grid, Direction::bidirectional, 4, 4, 1); }, {"offset: expected 0", "got 1"});
 }
 
 }  // namespace nprf::test::reference_bias_rows

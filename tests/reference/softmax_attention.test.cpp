@@ -40,7 +40,7 @@ struct Exact {
 // most twice as much times the weighted mean of |v|.
 template <Real T, Position P>
 Exact two_loops(const Tokens<T>& x, const P& position, Direction direction, double radius,
-                std::span<const bool> key_mask = {}) {
+                std::span<const bool> key_mask = {}, Index offset = 0) {
   using Row = Vector<long double>;
   const Index n_q = x.q.rows(), n_k = x.k.rows(), d = x.q.cols(), d_v = x.v.cols();
   const auto normalised = [&](const Matrix<T>& m, Index i) -> Row {
@@ -54,8 +54,8 @@ Exact two_loops(const Tokens<T>& x, const P& position, Direction direction, doub
     Vector<long double> s = Vector<long double>::Constant(n_k, minus_infinity);
     long double row_max = minus_infinity, logit_error = 0;
     for (Index j = 0; j < n_k; ++j) {
-      const double b = bias_between(position, i, j, 0);
-      if ((direction == Direction::causal && j > i) || b == minus_infinity) continue;
+      const double b = bias_between(position, i, j, offset);
+      if ((direction == Direction::causal && j > i + offset) || b == minus_infinity) continue;
       if (!key_mask.empty() && !key_mask[static_cast<std::size_t>(j)]) continue;
       const Row k = normalised(x.k, j);
       s[j] = b;
@@ -160,6 +160,21 @@ GridPosition<T> grid(Index H, Index W, Index E, bool holes = false) {
 }
 
 }  // namespace
+
+TEST_CASE("softmax attention of queries with an offset equals its formula", "[reference]") {
+  for (const int kind : {0, 1, 2, 4, 5})
+    for (const auto& [n_q, n_k] : std::vector<std::pair<Index, Index>>{{1, 300}, {140, 270}, {270, 140}})
+      for (const Index offset : {n_k - n_q, Index(3), Index(-130), Index(1000)})
+        for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
+          INFO("position " << kind << ", " << n_q << " queries from " << offset << " on, " << n_k << " keys");
+          const Tokens<double> x = random_tokens<double>(n_q, n_k, 6, 3);
+          const HeldPosition<double> p = position<double>(kind);
+          const Exact exact = two_loops(x, p, direction, 1, {}, offset);
+          const Matrix<double> y =
+              softmax_attention<double>(x.q, x.k, x.v, p, direction, Normalization::unit(1), nullptr, {}, offset);
+          CHECK(((y - exact.y).array().abs() <= exact.tolerance.array()).all());
+        }
+}
 
 TEST_CASE("softmax attention over a grid equals its formula", "[reference]") {
   for (const Direction direction : {Direction::bidirectional, Direction::causal})

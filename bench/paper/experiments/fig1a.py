@@ -77,7 +77,7 @@ def call_of(settings, n, generator):
     """The call to be timed, of one head without gradients."""
     engine, kind, causal = CONTENDERS[settings["contender"]]
     q, k, v = (torch.randn(1, 1, n, D, generator=generator) for _ in range(3))
-    bias, position = (None, "table") if kind is None else bias_of(kind, n, generator)
+    bias, position = (None, None) if kind is None else bias_of(kind, n, generator)
     features = nprf.orf(D, FEATURES)
     if engine == "plain":
         return lambda: F.scaled_dot_product_attention(q, k, v)

@@ -22,7 +22,8 @@ class RelativePosition {
   /// b has 2R+1 scalars; b[R + lag] is the bias of a lag, and -infinity means weight 0. Throws InvalidArgument for an
   /// even length, NaN or +infinity.
   explicit RelativePosition(Vector<T> b) {
-    require(b.size() % 2 == 1, "b: expected an odd number of scalars, 2R+1 for the lags -R..R, got ", b.size());
+    require(b.size() % 2 == 1, "b: expected an odd number of scalars, 2n-1 for the lags -(n-1)..n-1, got ", b.size(),
+            "; of 2n leave out the one of lag -n or n");
     for (Index l = 0; l < b.size(); ++l)
       require(b[l] < std::numeric_limits<T>::infinity(), "b[", l, "]: expected a finite number or -infinity, got ",
               b[l]);

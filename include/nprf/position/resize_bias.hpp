@@ -51,7 +51,8 @@ inline Matrix<double> resize_rows(const Matrix<double>& x, Index rows, Taps taps
 /// interpolated; set it again in the resized table. Time and memory O(b.size() + size).
 template <OnlyReal T>
 Vector<T> resize_bias(const Vector<T>& b, Index size) {
-  require(b.size() % 2 == 1, "b: expected an odd number of scalars, 2R+1 for the lags -R..R, got ", b.size());
+  require(b.size() % 2 == 1, "b: expected an odd number of scalars, 2n-1 for the lags -(n-1)..n-1, got ", b.size(),
+          "; of 2n leave out the one of lag -n or n");
   require(size >= 1 && size % 2 == 1, "size: expected an odd number, at least 1, got ", size);
   for (Index l = 0; l < b.size(); ++l)
     require(std::isfinite(b[l]), "b[", l,

@@ -23,13 +23,14 @@ namespace nprf::reference {
 template <Real T>
 class BiasRows {
  public:
-  /// Throws InvalidArgument unless n_q and n_k are the number of tokens of a position that assigns slots to them.
-  BiasRows(const PositionView<T>& position, Direction direction, Index n_q, Index n_k)
+  /// Query i has position i + offset. Throws InvalidArgument unless n_q and n_k are the number of tokens of a position
+  /// that assigns slots to them, and the offset is 0.
+  BiasRows(const PositionView<T>& position, Direction direction, Index n_q, Index n_k, Index offset = 0)
       : m_position(position), m_causal(direction == Direction::causal), m_n_q(n_q) {
     if (position.is_placed())
-      place(n_k);
+      place(n_k, offset);
     else
-      set_lags(n_k);
+      set_lags(n_k, offset);
   }
 
   /// Whether a bias is -infinity.
@@ -64,16 +65,17 @@ class BiasRows {
   template <Real S>
   static constexpr S minus_infinity = -std::numeric_limits<S>::infinity();
 
-  void set_lags(Index n_k) {
+  void set_lags(Index n_k, Index offset) {
     m_b.resize(std::max<Index>(m_n_q + n_k - 1, 0));
     for (Index l = 0; l < m_b.size(); ++l) {
-      const Index lag = l - (m_n_q - 1);
+      const Index lag = l - (m_n_q - 1) - offset;
       m_b[l] = m_causal && lag > 0 ? minus_infinity<double> : m_position.bias()[lag];
     }
     m_any_masked = (m_b.array() == minus_infinity<double>).any();
   }
 
-  void place(Index n_k) {
+  void place(Index n_k, Index offset) {
+    require(offset == 0, "offset: expected 0 for a position that assigns slots, got ", offset);
     require(m_n_q == m_position.tokens() && n_k == m_n_q, "queries and keys: expected ", m_position.tokens(),
             " rows each (the position's tokens), got ", m_n_q, " and ", n_k);
     const auto& table = m_position.bias().table;
@@ -104,7 +106,7 @@ class BiasRows {
   PositionView<T> m_position;
   bool m_causal, m_any_masked = false;
   Index m_n_q;
-  Vector<double> m_b;    // the bias of lag l at l + n_q - 1
+  Vector<double> m_b;    // the bias of lag l at l + n_q - 1 + offset
   T m_largest = 0;       // of a placed position
   Vector<Index> m_slot;  // the slot of each of its cells
 };

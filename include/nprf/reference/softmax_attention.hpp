@@ -58,7 +58,7 @@ class Padding {
 template <Real T>
 Matrix<T> softmax_attention(const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v,
                             const PositionView<T>& position, Direction direction, Normalization normalization,
-                            void (*poll)(), std::span<const bool> key_mask) {
+                            void (*poll)(), std::span<const bool> key_mask, Index offset) {
   constexpr Index tile_rows = 128, tile_cols = 256;
   constexpr T minus_infinity = -std::numeric_limits<T>::infinity();
   const AttentionShape shape = attention_shape<T>(q, k, v);
@@ -67,7 +67,7 @@ Matrix<T> softmax_attention(const MatrixView<T>& q, const MatrixView<T>& k, cons
 
   const Matrix<T> qs = normalization.row_scale<T>(q).asDiagonal() * q;                // (n_q,d)
   const Matrix<T> kt = (normalization.row_scale<T>(k).asDiagonal() * k).transpose();  // (d,n_k)
-  const BiasRows<T> b(position, direction, n_q, n_k);
+  const BiasRows<T> b(position, direction, n_q, n_k, offset);
   const bool any_masked = b.any_masked(), may_be_nan = !qs.allFinite() || !kt.allFinite();
   const Matrix<T> kept = padding.template without<T>(v);
   const MatrixView<T> values = key_mask.empty() ? v : MatrixView<T>(kept);  // (n_k,d_v)
@@ -76,7 +76,7 @@ Matrix<T> softmax_attention(const MatrixView<T>& q, const MatrixView<T>& k, cons
   std::vector<Workspace> workspaces(static_cast<std::size_t>(num_threads()));
   Team(workspaces, poll).run_tiles(n_q, tile_rows, [&](Index i0, Index rows, Workspace&) {
     Matrix<T> S;
-    const Index end = direction == Direction::causal ? std::min(i0 + rows, n_k) : n_k;
+    const Index end = direction == Direction::causal ? std::clamp<Index>(i0 + rows + offset, 0, n_k) : n_k;
     auto biases = b.tile(i0, rows, end);
     auto out = y.middleRows(i0, rows);  // (rows,d_v)
     Vector<T> largest = Vector<T>::Constant(rows, minus_infinity), sum = Vector<T>::Zero(rows);
@@ -124,17 +124,17 @@ Matrix<T> softmax_attention(const MatrixView<T>& q, const MatrixView<T>& k, cons
 /// with a running maximum (Milakov and Gimelshein 2018) and all threads; the calling thread calls `poll`, unless null,
 /// between tiles of rows, and an exception from it ends the call. key_mask has one value for each key, false for
 /// padding, whose numbers have no effect; empty: there is none. Keys that direction or bias exclude have no effect
-/// either, unless their values are not finite. A row that attends to no key is zero. Throws InvalidArgument if shapes
-/// do not match, or if the position is built for another direction (T5Position) or another number of tokens
-/// (GridPosition).
+/// either, unless their values are not finite. A row that attends to no key is zero. Query i has position i + offset.
+/// Throws InvalidArgument if shapes do not match, or if the position is built for another direction (T5Position) or
+/// another number of tokens (GridPosition, whose offset is 0).
 template <OnlyReal T, Position P>
 Matrix<T> softmax_attention(const std::type_identity_t<MatrixView<T>>& q, const std::type_identity_t<MatrixView<T>>& k,
                             const std::type_identity_t<MatrixView<T>>& v, const P& position, Direction direction,
-                            Normalization normalization, void (*poll)() = nullptr,
-                            std::span<const bool> key_mask = {}) {
+                            Normalization normalization, void (*poll)() = nullptr, std::span<const bool> key_mask = {},
+                            Index offset = 0) {
   CompiledFlags<T>::same_flags();
   check_position(position, direction);
-  return detail::softmax_attention<T>(q, k, v, position, direction, normalization, poll, key_mask);
+  return detail::softmax_attention<T>(q, k, v, position, direction, normalization, poll, key_mask, offset);
 }
 
 }  // namespace nprf::reference

@@ -3,18 +3,21 @@
 calls what they compute, since PyTorch adds 95 us to forward and backward by operators (an Intel Xeon). Tensors on a GPU
 go to _gpu.py.
 
-The operators' arguments that are not tensors are one string, so that a graph can hold them (and since PyTorch takes 2
-us for each argument); a feature map is the integer under which it is registered, in this string, or as a tensor.
-key_mask is bool [batch, n_k], False is padding, or lengths, int64 [batch], on the CPU or on a GPU. packing is int64 [1
-or 2, sequences + 1], the cumulative lengths of packed sequences, and those of their keys if they differ. forward
-returns y and a `token`, a tensor of one byte whose storage is a part of what the C++ forward saved. It lives as long as
-autograd or a compiled graph keeps that tensor. If a hook has copied the tensor, there is nothing at its address, and
-backward computes forward again. The report of a call is left where its thread finds it.
+A graph may be stored and run by another process, so that it has nothing that only this process understands: a feature
+map is a name, and a tensor or None (_maps.py). The operators' other arguments that are not tensors are one string,
+whose first line is that name (since PyTorch takes 2 us for each argument), but for the offset, which differs from call
+to call: an integer, or with `offset_tensor` that tensor's. key_mask is bool [batch, n_k], False is padding, or lengths,
+int64 [batch], on the CPU or on a GPU. packing is int64 [1 or 2, sequences + 1], the cumulative lengths of packed
+sequences, and those of their keys if they differ. forward returns y and a `token`, a tensor of one byte whose storage
+is a part of what the C++ forward saved. It lives as long as autograd or a compiled graph keeps that tensor. If a hook
+has copied the tensor, there is nothing at its address, and backward computes forward again, with a copy of the map's
+tensor, which may have changed since. The report of a call is left where its thread finds it.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -22,18 +25,22 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Optional, TypedDict,
 
 import torch
 from torch import Tensor
-from torch._C._functorch import TransformType
 from torch.autograd import forward_ad
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
+from .._attention import check_offset, unknown_option
 from .._native import Native, core, float32, float64
 from .._normalization import Normalization, radius_of, unit
-from .._value import index_of, name_of, seed_of
-from ..features import Features, FeaturesLike, by_identity, features_of
+from .._value import bool_of, index_of, name_of, seed_of
+from ..features import Features, FeaturesLike, features_of
+from ..positions import has_heads_last
 from . import _gpu
+from ._checks import check_context_parallel, check_derivatives, check_tensors
 from ._integers import Integers, check_integers, per_sequence
+from ._maps import NamedMap, features_in, named
 from ._masks import padding_of
-from ._options import Arguments, Options, PositionKind, attention_of, options_of, position_name
+from ._options import Arguments, Options, PositionKind, attention_of, heads_of, options_of, position_name, tokens_of
+from ._plain import is_plain
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -88,9 +95,9 @@ def _empty_like(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _forward(x: Arguments, options: Options, save: bool) -> tuple[Tensor, Any]:
+def _forward(x: Arguments, features: Features, options: Options, save: bool) -> tuple[Tensor, Any]:
     native = _native_of(x.q)
-    attention = attention_of(native, x.bias, x.extra, options)
+    attention = attention_of(native, features, x.bias, x.extra, options)
     call = _native_call(x.key_mask, x.packing, options)
     q, d_v = x.q, x.v.shape[-1]
     y = _empty_like(q) if q.shape[-1] == d_v else q.new_empty((*q.shape[:-1], d_v))
@@ -102,21 +109,24 @@ def _forward(x: Arguments, options: Options, save: bool) -> tuple[Tensor, Any]:
     return y, saved
 
 
-def _forward_and_token(x: Arguments, options: Options, save: bool) -> tuple[Tensor, Tensor]:
+def _forward_and_token(x: Arguments, features: Features, options: Options, save: bool) -> tuple[Tensor, Tensor]:
     if x.q.is_cuda:
-        y = _gpu.forward(x, options)
+        y = _gpu.forward(x, features, options)
         return y, torch.empty(1 if save else 0, dtype=torch.uint8, device=x.q.device)
-    y, saved = _forward(x, options, save)
+    y, saved = _forward(x, features, options, save)
     if saved is None:
         return y, torch.empty(0, dtype=torch.uint8)
     _saved[saved.address] = saved
     return y, from_dlpack(saved.token())
 
 
-def _with_features(options: str, features: Optional[Tensor]) -> Options:
-    """The options of an operator, whose feature map is that of `features` if that is not None."""
-    found = options_of(options)
-    return found if features is None else found._replace(features=str(int(features)))
+def _read(
+    options: str, features: Optional[Tensor], offset: int, offset_tensor: Optional[Tensor]
+) -> tuple[Features, Options]:
+    """What these arguments of an operator mean."""
+    name, _, others = options.partition("\n")
+    of_call = options_of(others)._replace(offset=offset if offset_tensor is None else int(offset_tensor))
+    return features_in(name, features), of_call
 
 
 @torch.library.custom_op("nprf::attention", mutates_args=())
@@ -129,11 +139,14 @@ def attention_op(
     key_mask: Optional[Tensor],
     packing: Optional[Tensor],
     features: Optional[Tensor],
+    offset_tensor: Optional[Tensor],
     options: str,
+    offset: int,
     save: bool,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     x = Arguments(q, k, v, bias, extra, key_mask, packing)
-    return _forward_and_token(x, _with_features(options, features), save)
+    kept = features.clone() if save and features is not None else torch.empty(0, dtype=torch.uint8)
+    return *_forward_and_token(x, *_read(options, features, offset, offset_tensor), save), kept
 
 
 @attention_op.register_fake
@@ -146,26 +159,29 @@ def _(
     key_mask: Optional[Tensor],
     packing: Optional[Tensor],
     features: Optional[Tensor],
+    offset_tensor: Optional[Tensor],
     options: str,
+    offset: int,
     save: bool,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     y = q.new_empty((*q.shape[:-1], v.shape[-1]))
-    return y, torch.empty(1 if save else 0, dtype=torch.uint8, device=q.device)
+    kept = torch.empty_like(features) if save and features is not None else torch.empty(0, dtype=torch.uint8)
+    return y, torch.empty(1 if save else 0, dtype=torch.uint8, device=q.device), kept
 
 
 def _gradients(
-    dy: Tensor, token: Tensor, x: Arguments, options: Options
+    dy: Tensor, token: Tensor, x: Arguments, features: Features, options: Options
 ) -> tuple[Tensor, Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:
     """Of q, k, v, bias and extra."""
     q, k, v, bias, extra, *_ = x
     dims = options.bias_dims()
     if q.is_cuda:
-        dq, dk, dv, dparameters = _gpu.backward(dy, x, options)
+        dq, dk, dv, dparameters = _gpu.backward(dy, x, features, options)
         dbias, dextra = _split(dparameters, bias, extra)
         return dq, dk, dv, _like(dbias, bias, dims), _like(dextra, extra, 2)
     saved = _saved.get(token.data_ptr())
     if saved is None:
-        saved = _forward(x, options, True)[1]
+        saved = _forward(x, features, options, True)[1]
     dq, dk, dv = _empty_like(q), _empty_like(k), _empty_like(v)
     by_head, extra_by_head, _of_thread.gradient_report = saved.backward(
         to_dlpack(dy), to_dlpack(dq), to_dlpack(dk), to_dlpack(dv), _native_call(None, None, options)
@@ -207,11 +223,13 @@ def backward_op(
     key_mask: Optional[Tensor],
     packing: Optional[Tensor],
     features: Optional[Tensor],
+    offset_tensor: Optional[Tensor],
     options: str,
+    offset: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Empty gradients of tensors that are None."""
     x = Arguments(q, k, v, bias, extra, key_mask, packing)
-    dq, dk, dv, *of_parameters = _gradients(dy, token, x, _with_features(options, features))
+    dq, dk, dv, *of_parameters = _gradients(dy, token, x, *_read(options, features, offset, offset_tensor))
     dbias, dextra = (torch.empty(0) if each is None else each for each in of_parameters)
     return dq, dk, dv, dbias, dextra
 
@@ -228,7 +246,9 @@ def _(
     key_mask: Optional[Tensor],
     packing: Optional[Tensor],
     features: Optional[Tensor],
+    offset_tensor: Optional[Tensor],
     options: str,
+    offset: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     def like(x: Optional[Tensor]) -> Tensor:
         return torch.empty(0) if x is None else x.new_empty(x.shape)
@@ -236,121 +256,61 @@ def _(
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), like(bias), like(extra)
 
 
-_types = (Tensor, torch.nn.Parameter)
+def _text_of(features: NamedMap, options: Options) -> str:
+    """What _read() reads."""
+    return features.name + "\n" + options.text()
 
 
-def _is_plain(q: Tensor, *others: Optional[Tensor]) -> bool:
-    """Whether PyTorch has nothing to do for a call on these tensors but autograd: they have numbers, which are in
-    memory as they are, dense and on one device, and are not of a subclass; no graph is made, and no transform of
-    torch.func and no mode is active."""
-    if type(q) not in _types or q.is_meta:
-        return False
-    device, strided = q.device, torch.strided
-    for x in (q, *others):
-        if x is not None and (type(x) not in _types or x.device != device or x.layout is not strided or x.is_neg()):
-            return False
-    return (
-        not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
-        and torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._len_torch_function_stack() == 0
-        and not torch.jit.is_tracing()
-    )
-
-
-def _save(ctx: Any, token: Tensor, x: Arguments, features: Optional[Tensor], options: Options) -> None:
-    ctx.save_for_backward(token, features, *x)
-    ctx.options = options
-    ctx.features = by_identity.get(options.features)  # which backward needs if it computes forward again
-    ctx.set_materialize_grads(False)
-
-
-def _backward(ctx: Any, dy: Optional[Tensor], report: Optional[ReportGradients]) -> tuple[Optional[Tensor], ...]:
-    """Of q, k, v, bias and extra."""
-    if dy is None:
-        return (None,) * 5
-    token, features, *tensors = ctx.saved_tensors
-    x = Arguments(*tensors)
-    _of_thread.gradient_report = None
-    gradients: tuple[Optional[Tensor], ...]
-    # with create_graph=True call the operator, which raises if a second derivative is computed
-    if features is None and not torch.is_grad_enabled() and _is_plain(dy, *x[:5]):
-        gradients = _gradients(dy, token, x, ctx.options)
-    else:
-        gradients = backward_op(dy, token, *x, features, ctx.options.text())
-    if report is not None and _of_thread.gradient_report is not None:
-        report(_of_thread.gradient_report)
+def _needed(ctx: Any, gradients: tuple[Optional[Tensor], ...]) -> tuple[Optional[Tensor], ...]:
     return tuple(g if needed else None for g, needed in zip(gradients, ctx.needs_input_grad))
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-    *tensors, features, options, _ = inputs
-    _save(ctx, output[1], Arguments(*tensors), features, options_of(options))
+    *tensors, features, offset_tensor, ctx.options, ctx.offset, _ = inputs
+    _, token, kept = output
+    ctx.save_for_backward(token, *tensors, None if features is None else kept, offset_tensor)
+    ctx.set_materialize_grads(False)
 
 
-def _backward_of_op(ctx: Any, dy: Optional[Tensor], _: Any) -> tuple[Any, ...]:
-    return (*_backward(ctx, dy, None), *(None,) * 5)
+def _backward_of_op(ctx: Any, dy: Optional[Tensor], *_: Any) -> tuple[Any, ...]:
+    if dy is None:
+        return (None,) * 12
+    gradients = backward_op(dy, *ctx.saved_tensors, ctx.options, ctx.offset)
+    return (*_needed(ctx, gradients), *(None,) * 7)
 
 
 attention_op.register_autograd(_backward_of_op, setup_context=_setup_context)
 
 
 class _Attention(torch.autograd.Function):
-    """attention_op of plain tensors (_is_plain), with gradients."""
+    """attention_op of plain tensors (is_plain), with gradients."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
-        *tensors, options, ctx.gradient_report = inputs
-        x = Arguments(*tensors)
-        y, token = _forward_and_token(x, options, True)
-        _save(ctx, token, x, None, options)
+        *tensors, ctx.features, ctx.options, ctx.gradient_report = inputs
+        y, token = _forward_and_token(Arguments(*tensors), ctx.features, ctx.options, True)
+        ctx.save_for_backward(token, *tensors)
+        ctx.set_materialize_grads(False)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Optional[Tensor]) -> tuple[Any, ...]:
-        return (*_backward(ctx, dy, ctx.gradient_report), *(None,) * 4)
-
-
-def _check_tensors(q: Tensor, **others: Optional[Tensor]) -> None:
-    """TypeError for other than tensors, ValueError for those that are not on the queries' device, and for sparse
-    ones."""
-    for name, x in (("queries", q), *others.items()):
-        if x is None and name not in ("queries", "keys", "values"):
-            continue
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
-        if x.device != q.device:
-            raise ValueError(f"{name}: expected a tensor on {q.device}, as the queries, got one on {x.device}")
-        if x.layout != torch.strided:
-            raise ValueError(f"{name}: expected a dense tensor, got one of layout {x.layout}")
-
-
-def _has_derivatives_of_func() -> bool:
-    """Whether a transform of torch.func that differentiates is active, also while dynamo traces a call in it."""
-    if not torch._C._are_functorch_transforms_active():
-        return False
-    differentiates = (TransformType.Grad, TransformType.Jvp)
-    return any(each.key() in differentiates for each in torch._C._functorch.get_interpreter_stack() or ())
-
-
-# dynamo calls it and takes the result as a constant, as after torch.compiler.assume_constant_result, which imports
-# dynamo
-_has_derivatives_of_func._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def _check_derivatives(*tensors: Optional[Tensor]) -> None:
-    """NotImplementedError for ways to differentiate that PyTorch's operators of Python do not support: it would return
-    0, or an error that does not name them."""
-    if forward_ad._current_level >= 0:
-        for x in tensors:
-            if x is not None and forward_ad.unpack_dual(x).tangent is not None:
-                raise NotImplementedError(
-                    "attention: expected reverse-mode derivatives, got a call of torch.func.jvp or forward_ad"
-                )
-    if _has_derivatives_of_func():
-        raise NotImplementedError(
-            "attention: expected derivatives by torch.autograd (backward, grad), got a call of torch.func"
-        )
+        if dy is None:
+            return (None,) * 10
+        token, *tensors = ctx.saved_tensors
+        x = Arguments(*tensors)
+        _of_thread.gradient_report = None
+        gradients: tuple[Optional[Tensor], ...]
+        # with create_graph=True call the operator, which raises if a second derivative is computed
+        if not torch.is_grad_enabled() and is_plain(dy, *x[:5]):
+            gradients = _gradients(dy, token, x, ctx.features, ctx.options)
+        else:
+            of_graph, options = named(ctx.features, x.q), ctx.options
+            text = _text_of(of_graph, options)
+            gradients = backward_op(dy, token, *x, of_graph.tensor, None, text, options.offset)
+        if ctx.gradient_report is not None and _of_thread.gradient_report is not None:
+            ctx.gradient_report(_of_thread.gradient_report)
+        return (*_needed(ctx, gradients), *(None,) * 5)
 
 
 def _of_type(x: Tensor, name: str, dtype: torch.dtype) -> Tensor:
@@ -370,6 +330,9 @@ def _(info: Any, dims: Any, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> An
             raise NotImplementedError(f"{name}: expected a tensor that vmap does not map, got one that it does")
     if others[2] is not None or others[3] is not None:
         raise NotImplementedError("key_padding_mask, lengths and cumulative_lengths: expected none under vmap, got one")
+    for name, dim in zip(("features", "offset"), dims[7:]):
+        if dim is not None:
+            raise NotImplementedError(f"{name}: expected a tensor that vmap does not map, got one that it does")
 
     def in_batch(x: Tensor, dim: Optional[int]) -> Tensor:
         x = x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
@@ -378,10 +341,10 @@ def _(info: Any, dims: Any, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> An
             raise NotImplementedError(f"vmap: expected arrays of 3 or 4 dimensions, got {x.dim() - 1}")
         return x.flatten(0, 1)
 
-    y, token = attention_op(*(in_batch(x, dim) for x, dim in zip((q, k, v), dims)), *others)
+    y, *others = attention_op(*(in_batch(x, dim) for x, dim in zip((q, k, v), dims)), *others)
     y = y.unflatten(0, (info.batch_size, -1))
     rank = q.dim() - (dims[0] is not None)
-    return (y.squeeze(1) if rank == 3 else y, token), (0, None)
+    return (y.squeeze(1) if rank == 3 else y, *others), (0, None, None)
 
 
 def _key_mask(
@@ -423,7 +386,11 @@ def _packing(cumulative: Optional[Integers], of_keys: Optional[Integers]) -> Opt
     return torch.stack([x.to(torch.int64) for x in rows])
 
 
-def _needs_gradients(x: Arguments) -> bool:
+def _saves(x: Arguments) -> bool:
+    """Whether forward saves what backward needs: not in a graph that is stored, as a rule for calls without gradients,
+    where backward would compute forward again."""
+    if torch.jit.is_tracing() or getattr(torch.compiler, "is_exporting", bool)():
+        return False
     return torch.is_grad_enabled() and (
         x.q.requires_grad
         or x.k.requires_grad
@@ -449,45 +416,58 @@ class _Call(NamedTuple):
     v: Tensor
     bias: Optional[Tensor]
     extra: Optional[Tensor]
+    bias_layout: Optional[str]
     padding: Optional[Tensor]
     lengths: Optional[Integers]
     cumulative_lengths: Optional[Integers]
     key_cumulative_lengths: Optional[Integers]
+    offset: Union[None, int, Tensor]
     options: tuple[Any, ...]  # those of Options, as the caller gave them
     report: bool
     gradient_report: Optional[ReportGradients]
 
     def check_tensors(self) -> None:
-        _check_tensors(
+        check_tensors(
             self.q, keys=self.k, values=self.v, bias=self.bias, extra=self.extra, key_padding_mask=self.padding
         )
 
     def check_derivatives(self) -> None:
-        _check_derivatives(self.q, self.k, self.v, self.bias, self.extra)
+        check_derivatives(self.q, self.k, self.v, self.bias, self.extra)
 
     def arguments(self, options: Options) -> Arguments:
         """The tensors of the operators, in the types in which the call is computed."""
         q, k, v, bias, extra = self[:5]
+        if q.dim() > 1 and k.dim() > 1:
+            of_keys = self.key_cumulative_lengths is not None
+            check_offset(options.causal, self.offset, tokens_of(q, options), tokens_of(k, options), of_keys)
         packing = _packing(self.cumulative_lengths, self.key_cumulative_lengths)
         if q.is_cuda:
             _check_options_on_gpu(options)
             packing = None if packing is None else packing.cpu()  # waits for it once; it has no place in CUDA graphs
         key_mask = _key_mask(self.padding, self.lengths, k, options.tokens_first)
         of_parameters = torch.float32 if q.dtype in _halves else q.dtype
+        if bias is not None:
+            if has_heads_last(bias.shape, options.bias_dims(), self.bias_layout, heads_of(q, options)):
+                bias = bias.movedim(-1, 0)
+            bias = _of_type(bias, "bias", of_parameters)
         if q.dtype in _halves and not q.is_cuda:
             q = q.float()
         k, v = _of_type(k, "keys", q.dtype), _of_type(v, "values", q.dtype)
-        bias = bias if bias is None else _of_type(bias, "bias", of_parameters)
         extra = extra if extra is None else _of_type(extra, "extra", of_parameters)
         return Arguments(q, k, v, bias, extra, key_mask, packing)
 
+    def offset_tensor(self) -> Optional[Tensor]:
+        """The offset, if it is a tensor. TypeError unless that has integers, and ValueError unless it has one."""
+        if not isinstance(self.offset, Tensor):
+            return None
+        found = check_integers("offset", self.offset)
+        if found.numel() != 1:
+            raise ValueError(f"offset: expected one integer, got the shape {list(found.shape)}")
+        return found
 
-def _attend_in_a_graph(call: _Call, features: Features) -> Tensor:
+
+def _attend_in_a_graph(call: _Call, features: Union[Features, NamedMap]) -> Tensor:
     """attention() that dynamo traces: one operator."""
-    if getattr(torch.compiler, "is_exporting", bool)():
-        raise NotImplementedError(
-            "attention: torch.export is not supported: a program that it stores has no feature map"
-        )
     if call.report:
         raise ValueError("report: expected False in a graph of torch.compile or on a GPU, got True")
     if call.gradient_report is not None:
@@ -496,12 +476,14 @@ def _attend_in_a_graph(call: _Call, features: Features) -> Tensor:
     call.check_derivatives()
     if forward_ad._current_level >= 0:  # a graph would not find tangents of its inputs
         raise NotImplementedError("attention: expected no level of forward_ad around a graph of torch.compile")
-    # a layer's map is a tensor in a graph, so that layers share one; on a GPU a tensor on the CPU would rule out CUDA
-    # graphs
-    of_graph = None if call.q.is_cuda else getattr(features, "_of_graph", None)
-    options = Options(features._identity if of_graph is None else "0", *_checked_options(*call.options))
-    x = call.arguments(options)
-    y: Tensor = attention_op(*x, of_graph, options.text(), _needs_gradients(x))[0]
+    options = Options(*_checked_options(*call.options))
+    x, offset_tensor = call.arguments(options), call.offset_tensor()
+    offset = 0 if call.offset is None or offset_tensor is not None else call.offset
+    if not isinstance(offset, (int, torch.SymInt)):
+        offset = index_of(offset, "offset")  # which would make a constant of a number that varies
+    of_graph = features if isinstance(features, NamedMap) else named(features, x.q)
+    text, save = _text_of(of_graph, options), _saves(x)
+    y: Tensor = attention_op(*x, of_graph.tensor, offset_tensor, text, offset, save)[0]
     return y if y.dtype == call.q.dtype else y.to(call.q.dtype)
 
 
@@ -515,47 +497,54 @@ def _checked_options(
     radius: float,
     engine: str,
     tokens_first: bool,
-    offset: int,
     tolerance: float,
     sinks: int,
     softmax_samples: int,
     softmax_seed: int,
     check_finite: bool,
 ) -> tuple[Any, ...]:
-    """Those of Options but the map. TypeError for numbers that are not integers, and for an engine that is not a
-    str."""
+    """Those of Options but the offset. TypeError for numbers that are not integers, for an engine that is not a str,
+    and for other than True and False."""
     return (
-        position, bool(causal), index_of(near, "near"), radius, name_of(engine, "engine"), tokens_first,
-        index_of(offset, "offset"), float(tolerance), index_of(sinks, "sinks"),
-        index_of(softmax_samples, "softmax_samples"), seed_of(softmax_seed, "softmax_seed"), bool(check_finite),
+        position, bool_of(causal, "causal"), index_of(near, "near"), radius, name_of(engine, "engine"), tokens_first,
+        float(tolerance), index_of(sinks, "sinks"), index_of(softmax_samples, "softmax_samples"),
+        seed_of(softmax_seed, "softmax_seed"), bool_of(check_finite, "check_finite"),
     )  # fmt: skip
 
 
-def _attend(call: _Call, features: Features) -> Union[Tensor, tuple[Tensor, Report]]:
+def _attend(call: _Call, features: Union[Features, NamedMap]) -> Union[Tensor, tuple[Tensor, Report]]:
     """attention() outside of graphs."""
     q = call.q
     has_values = call.k is not None and call.v is not None
-    is_plain = has_values and _is_plain(q, call.k, call.v, call.bias, call.extra, call.padding)
-    if not is_plain:
+    plain = has_values and is_plain(q, call.k, call.v, call.bias, call.extra, call.padding)
+    if not plain:
         call.check_tensors()
-    if not is_plain or forward_ad._current_level >= 0:
+    if not plain or forward_ad._current_level >= 0:
         call.check_derivatives()
     if call.report and q.is_cuda:
         raise ValueError("report: expected False in a graph of torch.compile or on a GPU, got True")
-    if call.gradient_report is not None and (q.is_cuda or not is_plain):
+    if call.gradient_report is not None and (q.is_cuda or not plain):
         raise ValueError("gradient_report: expected None on a GPU, under transforms or under modes, got a function")
-    options = _known_options(features._identity, *_checked_options(*call.options))
+    offset_tensor = call.offset_tensor()
+    offset = 0 if call.offset is None else call.offset
+    if offset_tensor is not None:
+        offset = int(offset_tensor) if plain else 0
+    options = _known_options(*_checked_options(*call.options), index_of(offset, "offset"))
     x = call.arguments(options)
-    save = _needs_gradients(x)
+    save = _saves(x)
     if call.report:
         _of_thread.report = None
     y: Tensor
-    if not is_plain:
-        y = attention_op(*x, None, options.text(), save)[0]
-    elif save:
-        y = _Attention.apply(*x, options, call.gradient_report)
+    if not plain:
+        of_graph = features if isinstance(features, NamedMap) else named(features, q)
+        text = _text_of(of_graph, options)
+        y = attention_op(*x, of_graph.tensor, offset_tensor, text, options.offset, save)[0]
     else:
-        y = _forward_and_token(x, options, False)[0]
+        made = features if isinstance(features, Features) else features.features()
+        if save:
+            y = _Attention.apply(*x, made, options, call.gradient_report)
+        else:
+            y = _forward_and_token(x, made, options, False)[0]
     y = y if y.dtype == q.dtype else y.to(q.dtype)
     if not call.report:
         return y
@@ -565,9 +554,13 @@ def _attend(call: _Call, features: Features) -> Union[Tensor, tuple[Tensor, Repo
 
 
 @functools.cache
-def _untraced_attend() -> Any:
-    """After a break of a graph dynamo would try to trace _attend. Made in the first call, since it imports dynamo."""
+def _disabled_attend() -> Any:
     return torch.compiler.disable(_attend)
+
+
+def _untraced_attend() -> Any:
+    """_attend, which dynamo, once it is imported, would try to trace after a break of a graph."""
+    return _disabled_attend() if "torch._dynamo" in sys.modules else _attend
 
 
 class AttentionOptions(TypedDict, total=False):
@@ -578,13 +571,14 @@ class AttentionOptions(TypedDict, total=False):
     near: int
     normalization: Normalization
     engine: str
+    bias_layout: Optional[str]
     key_padding_mask: Optional[Tensor]
     lengths: Optional[Integers]
     cumulative_lengths: Optional[Integers]
     key_cumulative_lengths: Optional[Integers]
     extra: Optional[Tensor]
     layout: str
-    offset: int
+    offset: Union[None, int, Tensor]
     tolerance: float
     sinks: int
     softmax_samples: int
@@ -593,42 +587,46 @@ class AttentionOptions(TypedDict, total=False):
     gradient_report: Optional[ReportGradients]
 
 
+Biases = Union[None, Tensor, torch.nn.Embedding]
+
+
 # fmt: off
 @overload
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor] = None, *, features: FeaturesLike,
-    report: Literal[False] = False, **options: Unpack[AttentionOptions],
+    q: Tensor, k: Tensor, v: Tensor, bias: Biases = None, *, features: FeaturesLike, report: Literal[False] = False,
+    **options: Unpack[AttentionOptions],
 ) -> Tensor: ...
 @overload
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor] = None, *, features: FeaturesLike,
-    report: Literal[True], **options: Unpack[AttentionOptions],
+    q: Tensor, k: Tensor, v: Tensor, bias: Biases = None, *, features: FeaturesLike, report: Literal[True],
+    **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Report]: ...
 @overload
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor] = None, *, features: FeaturesLike,
-    report: bool, **options: Unpack[AttentionOptions],
+    q: Tensor, k: Tensor, v: Tensor, bias: Biases = None, *, features: FeaturesLike, report: bool,
+    **options: Unpack[AttentionOptions],
 ) -> Union[Tensor, tuple[Tensor, Report]]: ...
 # fmt: on
 def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    bias: Optional[Tensor] = None,
+    bias: Biases = None,
     *,
     features: FeaturesLike,
-    position: PositionKind = "table",
+    position: PositionKind = None,
     causal: bool = False,
     near: int = 0,
     normalization: Normalization = unit,
     engine: str = "automatic",
+    bias_layout: Optional[str] = None,
     key_padding_mask: Optional[Tensor] = None,
     lengths: Optional[Integers] = None,
     cumulative_lengths: Optional[Integers] = None,
     key_cumulative_lengths: Optional[Integers] = None,
     extra: Optional[Tensor] = None,
     layout: str = "heads_first",
-    offset: int = 0,
+    offset: Union[None, int, Tensor] = None,
     tolerance: float = 0.0,
     sinks: int = 0,
     softmax_samples: int = 0,
@@ -636,6 +634,7 @@ def attention(
     check_finite: bool = False,
     report: bool = False,
     gradient_report: Optional[ReportGradients] = None,
+    **unknown: Any,
 ) -> Union[Tensor, tuple[Tensor, Report]]:
     """Kernelized attention with a relative position bias, with gradients of q, k, v, bias and extra.
 
@@ -644,50 +643,64 @@ def attention(
     contiguous are copied. float32 and float64; float16 and bfloat16 are computed in float32, and y has q's type. On a
     GPU float32, float16 and bfloat16 (see the README).
 
-    bias: the parameters of `position`, each with or without a leading axis of heads: "table" [2R+1], "t5" or ("t5",
-    max_distance) [buckets], "alibi" [], ("grid", H, W) [2H-1, 2W-1] with extra [E, E+2] for E extra tokens; None, for
-    position="table" or None: there are no biases. key_padding_mask: as in nn.MultiheadAttention [batch, n_k], bool,
-    where True is padding, or of numbers, 0, or -inf or at most -1000 for padding. lengths: integers [batch], later keys
-    are padding; they are checked if they are on the CPU, and clamped to 0 to n_k on a GPU. cumulative_lengths: 0, n_1,
-    n_1 + n_2, ... of sequences packed into one, and key_cumulative_lengths of their keys, if these differ; integers, a
-    tensor or a list. A GPU computes them padded to about the longest one, and a call waits for lengths that are on it.
-    tolerance: of rounding errors. check_finite: ValueError for inputs that are not finite.
+    bias, with its `position`: the parameters of it, each with or without an axis of heads: "table" [2R+1], "t5" or
+    ("t5", max_distance) [buckets], "alibi" [], ("grid", H, W) [2H-1, 2W-1] with extra [E, E+2] for E extra tokens; both
+    None: there are no biases. bias_layout: "heads_first", such as [heads, buckets], or "heads_last", as the weight of
+    an nn.Embedding has them, which may also be given itself; None: heads first, ValueError if they may be last.
+    key_padding_mask: as in nn.MultiheadAttention [batch, n_k], bool, where True is padding, or of numbers, 0, or -inf
+    or at most -1000 for padding. lengths: integers [batch], later keys are padding; they are checked if they are on the
+    CPU, and clamped to 0 to n_k on a GPU. cumulative_lengths: 0, n_1, n_1 + n_2, ... of sequences packed into one, and
+    key_cumulative_lengths of their keys, if these differ; integers, a tensor or a list. A GPU computes them padded to
+    about the longest one, and a call waits for lengths that are on it. offset: query i has position i + offset, an
+    integer, or a tensor with one, for which a call waits if it is on a GPU; a causal call needs it unless queries are
+    as many as keys. tolerance: of rounding errors. check_finite: ValueError for inputs that are not finite.
 
     With report=True (y, nprf.Report), with softmax_samples rows of each sequence of each head compared with exact
     softmax. gradient_report: a function that each backward calls with its nprf.GradientReport, such as the append of a
     list; ValueError for subclasses of tensors, and under transforms and modes, a default device among them. Others as
     in nprf.Attention. A tolerance, check_finite and both reports are of the CPU: ValueError on a GPU.
 
-    Under torch.compile a call is one operator of the graph, whose options are constants: another tolerance, or new
-    lengths unless they are a tensor, compile it anew. It has no reports: report=True and a gradient_report break the
-    graph.
+    Under torch.compile a call is one operator of the graph. Its options are constants, so that another tolerance
+    compiles it anew, but for masks, lengths and the offset, which may differ from call to call, as sizes may. It has no
+    reports: report=True and a gradient_report break the graph. A stored graph, of torch.export or torch.jit.trace, has
+    the feature map, and runs where nprf.torch is imported.
 
     ValueError for shapes and options that do not fit, TypeError for other types. Derivatives are those of
-    torch.autograd: NotImplementedError for torch.func.grad, jvp and the like, for forward_ad, and from PyTorch 2.7 on
-    for torch.export. Second derivatives are not supported.
+    torch.autograd: NotImplementedError for torch.func.grad, jvp and the like, and for forward_ad; for DTensors, and in
+    context_parallel, where a tensor is a part of the sequences. Second derivatives are not supported.
     """
-    if not isinstance(features, Features):
+    for name in unknown:
+        raise unknown_option(name, "attention", "key_padding_mask")
+    check_context_parallel()
+    if not isinstance(features, (Features, NamedMap)):
         features = features_of(features)
     if layout not in ("heads_first", "tokens_first"):
         raise ValueError(f"layout: expected heads_first or tokens_first, got {layout!r}")
-    named = position_name(position)
-    if position is None and bias is not None:
-        raise ValueError("bias: expected None without a position, got parameters")
-    if bias is None and named != "table":
+    if isinstance(bias, torch.nn.Embedding):
+        if bias_layout not in (None, "heads_last"):
+            raise ValueError(f"bias_layout: expected 'heads_last', as an nn.Embedding has them, got {bias_layout!r}")
+        bias, bias_layout = bias.weight, "heads_last"
+    named_position = position_name(position)
+    if bias is not None and position is None:
+        raise ValueError(
+            "position: expected 'table', 't5', ('t5', max_distance), 'alibi' or ('grid', height, width) beside a bias, "
+            "got None"
+        )
+    if bias is None and position is not None:
         raise ValueError(f"bias: expected the parameters of position={position!r}, got None")
-    if extra is not None and not named.startswith("grid"):
+    if extra is not None and not named_position.startswith("grid"):
         raise ValueError(f"extra: expected None without a grid, got biases with position={position!r}")
     if gradient_report is not None and not callable(gradient_report):
         raise TypeError(f"gradient_report: expected a function, got {type(gradient_report).__name__}")
-    if softmax_samples != 0 and not report:
+    if softmax_samples != 0 and not bool_of(report, "report"):
         raise ValueError(f"softmax_samples: expected 0 without report=True, got {softmax_samples}")
     options = (
-        named, causal, near, radius_of(normalization), engine, layout == "tokens_first", offset, tolerance, sinks,
+        named_position, causal, near, radius_of(normalization), engine, layout == "tokens_first", tolerance, sinks,
         softmax_samples, softmax_seed, check_finite,
     )  # fmt: skip
     call = _Call(
-        q, k, v, bias, extra, key_padding_mask, lengths, cumulative_lengths, key_cumulative_lengths, options, report,
-        gradient_report,
+        q, k, v, bias, extra, bias_layout, key_padding_mask, lengths, cumulative_lengths, key_cumulative_lengths,
+        offset, options, bool_of(report, "report"), gradient_report,
     )  # fmt: skip
     if torch.compiler.is_compiling():
         return _attend_in_a_graph(call, features)

@@ -16,6 +16,7 @@ from torch.utils.dlpack import to_dlpack
 
 from .._attention import memory_owners
 from .._native import float32
+from ..features import Features
 from ._integers import check_range, for_kernels
 from ._options import Arguments, Options, attention_of, check_extra, heads_of, tokens_of
 from ._packing import padded_arguments
@@ -73,25 +74,24 @@ def _stream(x: Tensor) -> int:
     return torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0
 
 
-def _plan_of(x: Arguments, options: Options, gradients: bool) -> Any:
+def _plan_of(x: Arguments, features: Features, options: Options, gradients: bool) -> Any:
     q, k, v, bias, extra = x[:5]
     scalar = _scalar_name(q.dtype, "queries")
-    features = options.feature_map()._native(float32)
+    of_plan = features._native(float32)
     batch = q.shape[0] if q.dim() == 4 else 1
     heads, tokens = (heads_of(q, options), heads_of(k, options)), (tokens_of(q, options), tokens_of(k, options))
     sizes = (batch, *heads, *tokens, v.shape[-1], options.offset)
     shapes = tuple(None if each is None else each.shape for each in (bias, extra))
-    others = options._replace(features=str(id(features)))
-    key = (others, scalar, sizes, shapes, gradients, q.device, _stream(q))
+    key = (id(of_plan), options, scalar, sizes, shapes, gradients, q.device, _stream(q))
     with _plans_lock:
         entry = _plans.get(key)
         if entry is not None:
             _plans.move_to_end(key)
     if entry is None:
         on_host = [None if each is None else each.detach().to("cpu", torch.float32) for each in (bias, extra)]
-        model = attention_of(float32, on_host[0], on_host[1], options).cuda_model()
+        model = attention_of(float32, features, on_host[0], on_host[1], options).cuda_model()
         plan = _module().Plan(model, scalar, sizes, options.engine, gradients, options.tokens_first, _stream(q))
-        entry = _Entry(plan, features)
+        entry = _Entry(plan, of_plan)
         with _plans_lock:
             _plans[key] = entry
             if len(_plans) > _most_plans:
@@ -149,23 +149,25 @@ def _call(plan: Any, x: Arguments, parameters: Optional[Tensor]) -> Any:
     return _module().CallArrays(*_capsules(parameters, mask, lengths, _workspace(plan, x.q)), _stream(x.q))
 
 
-def _forward_into(y: Tensor, x: Arguments, options: Options) -> Tensor:
+def _forward_into(y: Tensor, x: Arguments, features: Features, options: Options) -> Tensor:
     """y, with the rows of sequences that are not packed."""
     _, lengths = _mask_or_lengths(x.key_mask)
     if lengths is not None:
         check_range("lengths", lengths, tokens_of(x.k, options), "the number of keys")
     if y.numel() > 0:
-        plan = _plan_of(x, options, False)
+        plan = _plan_of(x, features, options, False)
         plan.forward(*_capsules(*map(_readable, x[:3]), y), _call(plan, x, _parameters(x, options)))
     return y
 
 
-def _backward_into(gradients: list[Tensor], dy: Tensor, x: Arguments, options: Options) -> Optional[Tensor]:
+def _backward_into(
+    gradients: list[Tensor], dy: Tensor, x: Arguments, features: Features, options: Options
+) -> Optional[Tensor]:
     """Writes dq, dk and dv of sequences that are not packed, and returns dL/d[position, parameter]."""
     parameters = _parameters(x, options)
     dparameters = None if parameters is None else torch.zeros_like(parameters)
     if dy.numel() > 0:
-        plan = _plan_of(x, options, True)
+        plan = _plan_of(x, features, options, True)
         arrays = _capsules(*map(_readable, (*x[:3], dy)), *gradients, dparameters)
         plan.backward(*arrays, _call(plan, x, parameters))
     else:
@@ -174,28 +176,30 @@ def _backward_into(gradients: list[Tensor], dy: Tensor, x: Arguments, options: O
     return dparameters
 
 
-def forward(x: Arguments, options: Options) -> Tensor:
+def forward(x: Arguments, features: Features, options: Options) -> Tensor:
     """y of attention for tensors on one GPU, queued in its current stream. Lengths may be on the CPU."""
     _check_heads(x.q, x.k, options)
     with torch.cuda.device_of(x.q):
         shape = x.q.shape[:-1] + x.v.shape[-1:]
         if x.packing is None:
-            return _forward_into(x.q.new_empty(shape), x, options)
+            return _forward_into(x.q.new_empty(shape), x, features, options)
         padded, queries, _ = padded_arguments(x, options)
-        y = _forward_into(queries.empty_for(padded.q, x.v.shape[-1]), padded, options)
+        y = _forward_into(queries.empty_for(padded.q, x.v.shape[-1]), padded, features, options)
         return queries.packed(y, shape)
 
 
-def backward(dy: Tensor, x: Arguments, options: Options) -> tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
+def backward(
+    dy: Tensor, x: Arguments, features: Features, options: Options
+) -> tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
     """dq, dk, dv and dL/d[position, parameter] (_parameters), or None without parameters, of a call that forward has
     checked."""
     with torch.cuda.device_of(x.q):
         if x.packing is None:
             dq, dk, dv = (torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in x[:3])
-            return dq, dk, dv, _backward_into([dq, dk, dv], dy, x, options)
+            return dq, dk, dv, _backward_into([dq, dk, dv], dy, x, features, options)
         padded, queries, keys = padded_arguments(x, options)
         rows = (queries, keys, keys)
         gradients = [of.empty_for(each, each.shape[-1]) for of, each in zip(rows, padded[:3])]
-        dparameters = _backward_into(gradients, queries.padded(dy), padded, options)
+        dparameters = _backward_into(gradients, queries.padded(dy), padded, features, options)
         dq, dk, dv = (of.packed(each, like.shape) for of, each, like in zip(rows, gradients, x[:3]))
         return dq, dk, dv, dparameters

@@ -15,7 +15,7 @@ Integers = Union[Tensor, Sequence[int]]
 def check_integers(name: str, x: Integers) -> Tensor:
     """x as a tensor, x itself if it is one. TypeError for other types."""
     try:
-        found = x if isinstance(x, Tensor) else torch.as_tensor(x, device="cpu")
+        found = x if isinstance(x, Tensor) else torch.tensor(x, device="cpu")
     except (RuntimeError, TypeError, ValueError) as error:
         raise TypeError(f"{name}: expected integers, got {x!r}") from error
     if found.numel() > 0 and (found.is_floating_point() or found.is_complex() or found.dtype == torch.bool):

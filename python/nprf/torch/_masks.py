@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ._plain import is_plain
+
 _dropped = -1000
 
 
@@ -45,13 +47,15 @@ def padding_of(mask: Tensor) -> Tensor:
         raise ValueError(
             "key_padding_mask: expected a mask without requires_grad, since it has no gradient, got one with it"
         )
-    padding: Tensor = _padding_op(mask.detach())
+    # without the operator, which would import dynamo, where it is not needed
+    padding: Tensor = _dropped_keys(mask, "key_padding_mask") if is_plain(mask) else _padding_op(mask.detach())
     return padding
 
 
-def check_causal(mask: Tensor, n_q: int, n_k: int, rows: int) -> None:
+def check_causal(mask: Tensor, n_q: int, n_k: int, rows: int, offset: int) -> None:
     """ValueError unless an attn_mask [n_q, n_k] or [rows, n_q, n_k], with rows = batch x heads, True (or -inf) for a
-    key to which a query does not attend, is the causal one; TypeError for integers. O(n_q n_k)."""
+    key to which a query does not attend, is the causal one, query i at i + offset; TypeError for integers. O(n_q
+    n_k)."""
     _check_type(mask, "attn_mask")
     if mask.shape not in ((n_q, n_k), (rows, n_q, n_k)):
         raise ValueError(
@@ -59,7 +63,7 @@ def check_causal(mask: Tensor, n_q: int, n_k: int, rows: int) -> None:
             f"the shape {list(mask.shape)}"
         )
     dropped = mask if mask.dtype == torch.bool else _dropped_keys(mask, "attn_mask")
-    causal = torch.ones(n_q, n_k, dtype=torch.bool, device=mask.device).triu(1)
+    causal = torch.ones(n_q, n_k, dtype=torch.bool, device=mask.device).triu(1 + offset)
     if not bool((dropped == causal).all()):
         raise ValueError(
             "attn_mask: expected the causal mask, which drops the keys after each query and no others, got another"

@@ -10,24 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from .._attention import Attention as NumpyAttention
+from .._attention import unknown_option
 from .._normalization import Normalization, radius_of
-from ..features import (
-    Features,
-    FeaturesLike,
-    HeadFeatures,
-    RandomFeatures,
-    features_of,
-    hyperbolic,
-    orf,
-    register,
-    taylor,
-)
+from .._value import bool_of
+from ..features import Features, FeaturesLike, HeadFeatures, features_of, hyperbolic, orf, taylor
 from ..positions import alibi_slopes
-from ._constants import constants_of, features_of_constants, has_constants
 from ._decoder import LayerDecoder
 from ._functional import ReportGradients, attention
 from ._integers import Integers
 from ._masks import check_causal
+from ._module_with_features import ModuleWithFeatures
 from ._options import position_name, position_with
 
 if TYPE_CHECKING:
@@ -42,37 +34,13 @@ class LayerOptions(TypedDict, total=False):
     lengths: Optional[Integers]
     cumulative_lengths: Optional[Integers]
     key_cumulative_lengths: Optional[Integers]
+    offset: Union[None, int, Tensor]
     tolerance: float
     softmax_samples: int
     softmax_seed: int
     check_finite: bool
     report: bool
     gradient_report: Optional[ReportGradients]
-
-
-class _Slot(Features):
-    """The feature map of a layer, under one identity, which a graph of torch.compile has as a tensor: neither a new map
-    nor another layer of the same shapes needs a new graph. `features` may be replaced."""
-
-    features: Features
-    _of_graph: Tensor
-
-    def __init__(self, features: Features) -> None:
-        identity = register(self)
-        self._set(features=features, _identity=identity, _of_graph=torch.tensor(int(identity), device="cpu"))
-
-    @property
-    def input_dim(self) -> int:  # type: ignore[override]
-        return self.features.input_dim
-
-    def _native(self, native: Any) -> Any:
-        return self.features._native(native)
-
-    def __reduce__(self) -> Any:
-        return _Slot, (self.features,)
-
-    def __deepcopy__(self, memo: Any) -> _Slot:
-        return _Slot(self.features)
 
 
 def _named_features(name: str, d: int, num_features: Optional[int], seed: int) -> Features:
@@ -87,7 +55,7 @@ def _named_features(name: str, d: int, num_features: Optional[int], seed: int) -
     raise ValueError(f"features: expected 'taylor', 'orf', 'hyperbolic' or a feature map, got {name!r}")
 
 
-def _checked_map(features: Any, d: int, heads: int) -> Features:
+def checked_map(features: Any, d: int, heads: int) -> Features:
     """ValueError unless it is a map of vectors of d numbers, and unless it is one for all heads or has one for each."""
     if not isinstance(features, Features) or features.input_dim != d:
         raise ValueError(f"features: expected a map of vectors of {d} numbers, got {features!r}")
@@ -100,23 +68,32 @@ def _checked_map(features: Any, d: int, heads: int) -> Features:
 _of_multihead_attention = {
     "batch_first": True, "dropout": 0.0, "add_bias_kv": False, "add_zero_attn": False, "kdim": None, "vdim": None,
 }  # fmt: skip
+# those that it takes by their place after embed_dim and num_heads
+_by_place = ("dropout", "bias", "add_bias_kv", "add_zero_attn", "kdim", "vdim", "batch_first", "device", "dtype")
 
 
-def _int64_of(seed: int) -> int:
-    """The 64 bits of a seed as the signed integer that a tensor can hold."""
-    return seed - 2**64 * (seed >= 2**63)
+def _named_by_place(values: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+    """All arguments by name. TypeError for too many, and for one that is given twice."""
+    if len(values) > len(_by_place):
+        raise TypeError(f"Attention: expected at most {2 + len(_by_place)} arguments by place, got {2 + len(values)}")
+    found = dict(zip(_by_place, values))
+    for name in found:
+        if name in named:
+            raise TypeError(f"{name}: expected one value, got one by place and one by name")
+    return {**found, **named}
 
 
-class Attention(nn.Module):
+class Attention(ModuleWithFeatures):
     """Takes the place of nn.MultiheadAttention(embed_dim, heads, batch_first=True), also in nn.TransformerEncoderLayer
     and nn.TransformerDecoderLayer made with batch_first=True, as their self_attn and multihead_attn. It accepts the
     arguments of nn.MultiheadAttention, num_heads too: ValueError for a dropout and other values that it does not have.
     It loads the state dict of nn.MultiheadAttention: with strict=False if it has a position or random features, whose
     position_bias, position_slopes and features_seed are not in it and stay as they are.
 
-    Its own state dict has features_seed, the seed of random features, and features_constants (uint8), the whole map,
-    if it is calibrated, projected, centred, tilted, or one for each head. Loading takes the seed or the map from the
-    state dict; without both the layer's map stays. Kinds and sizes of other maps are the layer's.
+    The feature map is a buffer: features_seed, the seed of random features, or features_constants (uint8), the whole
+    map, if it is calibrated, projected, centred, tilted, or one for each head. So it is in the state dict, and is
+    whatever was written to the buffer last. A state dict without constants leaves those of the layer; constants may be
+    of a map of another kind or size than the layer's, unless that has a seed.
 
     position: None, "t5" (learned, `buckets`), "table" (learned, 2 `reach` + 1 lags), "alibi" (fixed slopes), or
     ("grid", H, W) (learned). All have a bias for each head, the parameter `position_bias`, initially 0;
@@ -129,13 +106,12 @@ class Attention(nn.Module):
     """
 
     position_slopes: Tensor
-    features_seed: Tensor
 
     def __init__(
         self,
         embed_dim: int,
         heads: Optional[int] = None,
-        *,
+        *by_place: Any,
         position: Union[None, str, tuple[Any, ...]] = None,
         features: Union[str, FeaturesLike] = "taylor",
         num_features: Optional[int] = None,
@@ -145,16 +121,16 @@ class Attention(nn.Module):
         scale: float = 1.0,
         normalization: Optional[Normalization] = None,
         engine: str = "automatic",
-        bias: bool = True,
         buckets: int = 32,
         reach: int = 128,
         seed: int = 0,
-        device: Any = None,
-        dtype: Any = None,
         num_heads: Optional[int] = None,
         **others: Any,
     ) -> None:
         super().__init__()
+        others = _named_by_place(by_place, others)
+        bias = bool_of(others.pop("bias", True), "bias")
+        device, dtype = others.pop("device", None), others.pop("dtype", None)
         for name, value in others.items():
             if name not in _of_multihead_attention:
                 raise TypeError(f"Attention: got an unknown argument {name!r}")
@@ -171,7 +147,7 @@ class Attention(nn.Module):
         # What the layers of PyTorch around this one read. If the second were True, nn.TransformerEncoderLayer in eval
         # mode would compute softmax attention from in_proj_weight itself.
         self.batch_first, self._qkv_same_embed_dim = True, False
-        self.causal, self.near, self.sinks, self.engine = causal, near, sinks, engine
+        self.causal, self.near, self.sinks, self.engine = bool_of(causal, "causal"), near, sinks, engine
         if not scale > 0:
             raise ValueError(f"scale: expected a positive number, got {scale}")
         if normalization is not None and scale != 1:
@@ -185,8 +161,7 @@ class Attention(nn.Module):
             made = features_of(features)
             if num_features is not None:
                 raise ValueError(f"num_features: expected None beside a feature map, got {num_features}")
-        self._features = _Slot(_checked_map(made, self.head_dim, heads))
-        self._redraws = 0  # the next seed of a map that has no seed of its own
+        self.hold_features(checked_map(made, self.head_dim, heads), device)
 
         self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim, **factory))
         self.in_proj_bias = nn.Parameter(torch.empty(3 * embed_dim, **factory)) if bias else None
@@ -202,8 +177,6 @@ class Attention(nn.Module):
             self.register_buffer("position_slopes", slopes)
         elif position is not None:
             self.position_bias = nn.Parameter(torch.empty(heads, *shape, **factory))
-        if isinstance(made, RandomFeatures):
-            self.register_buffer("features_seed", torch.tensor(_int64_of(made.seed)))
         self.reset_parameters()
 
     def _bias_shape(self, no_position: bool, buckets: int, reach: int) -> tuple[int, ...]:
@@ -223,6 +196,9 @@ class Attention(nn.Module):
             return (2 * height - 1, 2 * width - 1)
         return {"t5": (buckets,), "table": (2 * reach + 1,), "alibi": ()}[kind]
 
+    def check_features(self, features: Features) -> None:
+        checked_map(features, self.head_dim, self.num_heads)
+
     def _check_options(self, no_position: bool, shape: tuple[int, ...]) -> None:
         """ValueError for options that no call could have."""
         example = None if no_position else position_with(self._position, np.zeros(shape, np.float32))
@@ -231,7 +207,7 @@ class Attention(nn.Module):
 
     def reset_parameters(self) -> None:
         """Sets the parameters to what the constructor sets them to: weights of both projections at random, biases 0.
-        The slopes of ALiBi and the features' seed become those of the layer, as after to_empty()."""
+        The slopes of ALiBi and the feature map become those with which the layer was made, as after to_empty()."""
         nn.init.xavier_uniform_(self.in_proj_weight)
         self.out_proj.reset_parameters()
         for zero in (self.in_proj_bias, self.out_proj.bias, self.position_bias):
@@ -240,52 +216,7 @@ class Attention(nn.Module):
         with torch.no_grad():
             if self._position == "alibi":
                 self.position_slopes.copy_(torch.as_tensor(alibi_slopes(self.num_heads)))
-            if isinstance(self.features, RandomFeatures):  # it has a seed (_load_from_state_dict)
-                self.features_seed.fill_(_int64_of(self.features.seed))
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """Also features_constants, the map as bytes, if it has constants (_constants.py)."""
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        if has_constants(self.features):
-            destination[prefix + "features_constants"] = constants_of(self.features, self._redraws)
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
-        """Also the feature map. Without constants and a seed in the state dict it stays as it is."""
-        constants, seed = state_dict.pop(prefix + "features_constants", None), state_dict.get(prefix + "features_seed")
-        super()._load_from_state_dict(state_dict, prefix, *others)
-        try:
-            if constants is not None:
-                made, redraws = features_of_constants(constants)
-                if isinstance(made, RandomFeatures) != ("features_seed" in self._buffers):
-                    expected = "one seed" if "features_seed" in self._buffers else "no seed of its own"
-                    raise ValueError(f"features_constants: expected a map with {expected}, as the layer's, got {made}")
-                self._features._set(features=_checked_map(made, self.head_dim, self.num_heads))
-                self._redraws = redraws
-            elif seed is not None and isinstance(self.features, RandomFeatures):
-                self._features._set(features=self.features.redraw(int(seed) % 2**64))
-        except ValueError as error:
-            error_messages: list[str] = others[-1]
-            error_messages.append(str(error))
-
-    @property
-    def features(self) -> Features:
-        """The feature map."""
-        return self._features.features
-
-    def redraw(self, seed: Optional[int] = None) -> None:
-        """Draws new random vectors: with the next seed, or this one. ValueError for a map without random vectors."""
-        features = self.features
-        is_given = seed is not None
-        if seed is None:
-            seed = features.seed + 1 if isinstance(features, RandomFeatures) else self._redraws
-        made = features.redraw(seed)
-        while made == features and not is_given:
-            seed += 1
-            made = features.redraw(seed)
-        self._features._set(features=made)
-        self._redraws = seed + 1
-        if "features_seed" in self._buffers:
-            self.features_seed.fill_(_int64_of(seed))
+        self.reset_features()
 
     def forward(
         self,
@@ -305,18 +236,19 @@ class Attention(nn.Module):
 
         key_padding_mask: [batch, n_k], or [n_k] without the batch, bool, where True is padding, or numbers, 0, or -inf
         or at most -1000 for padding. attn_mask: of a causal layer, the causal mask [n_q, n_k] or [batch x heads, n_q,
-        n_k], bool or of numbers; it is compared with that mask in O(n_q n_k), unless is_causal says that it is one. The
-        comparison breaks a graph of torch.compile. There are no attention weights to return or to average. ValueError
+        n_k], bool or of numbers; it is compared with that mask in O(n_q n_k), unless is_causal says that it is one,
+        with `offset` (without one, the first query aligned with the first key). The comparison breaks a graph of
+        torch.compile. There are no attention weights to return or to average. ValueError
         for need_weights, for another attn_mask, and for any of a layer that is not causal; TypeError for masks of
         integers.
 
-        lengths, cumulative_lengths, key_cumulative_lengths, tolerance, softmax_samples, softmax_seed, check_finite and
-        gradient_report: as in nprf.torch.attention; with report=True (y, nprf.Report). A nested tensor has none of
+        lengths, cumulative_lengths, key_cumulative_lengths, offset, tolerance, softmax_samples, softmax_seed,
+        check_finite and gradient_report: as in nprf.torch.attention; with report=True (y, nprf.Report). A nested tensor has none of
         them.
         """
         for name in options:
             if name not in LayerOptions.__annotations__:
-                raise TypeError(f"forward: got an unknown option {name!r}")
+                raise unknown_option(name, "forward", "key_padding_mask")
         if need_weights:
             raise ValueError("need_weights: expected False, since no n x n matrix is formed, got True")
         key = query if key is None else key
@@ -341,7 +273,8 @@ class Attention(nn.Module):
             )
             return y[0], report
         if attn_mask is not None and not is_causal:
-            check_causal(attn_mask, query.shape[1], key.shape[1], query.shape[0] * self.num_heads)
+            offset = options["offset"] = int(options.get("offset") or 0)
+            check_causal(attn_mask, query.shape[1], key.shape[1], query.shape[0] * self.num_heads, offset)
         q, k, v = self._project(query, key, value)
         y, report = self._attend(q, k, v, key_padding_mask, **options)
         return self.out_proj(y.flatten(2)), report
@@ -372,8 +305,9 @@ class Attention(nn.Module):
             k,
             v,
             self.position_slopes if self._position == "alibi" else self.position_bias,
-            features=self._features,
-            position=self._position,
+            features=self.named_features(),  # type: ignore[arg-type]
+            position=self._position if self._has_position() else None,
+            bias_layout="heads_first",
             causal=self.causal,
             near=self.near,
             sinks=self.sinks,

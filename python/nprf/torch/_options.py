@@ -11,7 +11,7 @@ from torch.utils.dlpack import to_dlpack
 
 from .._native import Native, float32, float64
 from .._value import index_of
-from ..features import Features, by_identity
+from ..features import Features
 from ..positions import T5, Alibi, Grid, Position, RelativePosition
 
 
@@ -57,38 +57,31 @@ def position_with(name: str, parameters: Any) -> Position:
     kind, *numbers = name.split(":")
     sizes = [int(each) for each in numbers]
     if kind == "t5":
-        return T5(parameters, *sizes)
+        return T5(parameters, sizes[0], "heads_first")
     if kind == "grid":
         height, width = sizes
         return Grid(height, width, parameters)
-    return Alibi(parameters) if kind == "alibi" else RelativePosition(parameters)
+    return Alibi(parameters) if kind == "alibi" else RelativePosition(parameters, "heads_first")
 
 
 class Options(NamedTuple):
-    """What a graph holds as one string."""
+    """What a graph holds as one string, but for the offset, which may differ from call to call."""
 
-    features: str  # the identity of a feature map
     position: str
     causal: bool
     near: int
     radius: float
     engine: str
     tokens_first: bool
-    offset: int
     tolerance: float = 0.0
     sinks: int = 0
     softmax_samples: int = 0
     softmax_seed: int = 0
     check_finite: bool = False
+    offset: int = 0
 
     def text(self) -> str:
-        return "\n".join([f"{x}" for x in self])  # dynamo has no str() of a number that varies
-
-    def feature_map(self) -> Features:
-        features: Optional[Features] = by_identity.get(self.features)
-        if features is None:
-            raise RuntimeError("features: the feature map of this graph no longer exists")
-        return features
+        return "\n".join([f"{x}" for x in self[:-1]])  # dynamo has no str() of a number that varies
 
     def grid_tokens(self, extra: Optional[Tensor]) -> int:
         """The tokens of a grid."""
@@ -109,12 +102,12 @@ def tokens_of(x: Tensor, options: Options) -> int:
 
 
 _readers: dict[type, Callable[[str], Any]] = {str: str, int: int, float: float, bool: lambda text: text == "True"}
-_types = list(get_type_hints(Options).values())
+_types = list(get_type_hints(Options).values())[:-1]
 _parsed: dict[str, Options] = {}
 
 
 def options_of(text: str) -> Options:
-    """Those that text() wrote."""
+    """Those that text() wrote, with offset 0."""
     found = _parsed.get(text)
     if found is None:
         if len(_parsed) > 1000:
@@ -174,8 +167,9 @@ def _positions_of(native: Native, bias: Optional[Tensor], extra: Optional[Tensor
     return native.Positions.grid(height, width, to_dlpack(rows), to_dlpack(borders), tokens)
 
 
-def attention_of(native: Native, bias: Optional[Tensor], extra: Optional[Tensor], options: Options) -> Any:
-    features = options.feature_map()
+def attention_of(
+    native: Native, features: Features, bias: Optional[Tensor], extra: Optional[Tensor], options: Options
+) -> Any:
     positions = _positions_of(native, bias, extra, options.position, options.causal)
     return native.Attention.make(
         features._native(native), positions, options.causal, options.radius, options.engine, options.near, options.sinks

@@ -279,7 +279,7 @@ def calibrated_features(
             (q * split[1] ** 0.5).numpy(),
             k.numpy(),
             v.numpy(),
-            T5(each.bias().weight.detach().t().float().cpu(), max_distance),
+            T5(each.bias().weight.detach().float().cpu(), max_distance, "heads_last"),
             num_features=num_features,
             near=near,
             sinks=sinks,

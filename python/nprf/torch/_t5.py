@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Optional
 from torch import Tensor, nn
 
 from .._normalization import Normalization
-from ..features import FeaturesLike, features_of, taylor
-from ._constants import constants_of, features_of_constants, has_constants
+from ..features import Features, FeaturesLike, features_of, taylor
 from ._functional import attention
 from ._masks import padding_of_rows
-from ._module import _checked_map
+from ._module import checked_map
+from ._module_with_features import ModuleWithFeatures
 
 if TYPE_CHECKING:
     from .._core import Report
@@ -25,11 +25,11 @@ _of_outputs = ("cache_position", "num_items_in_batch", "output_hidden_states", "
 _of_caches = ("cache", "past_key_value", "past_key_values", "use_cache")
 
 
-class T5SelfAttention(nn.Module):
+class T5SelfAttention(ModuleWithFeatures):
     """Takes the place of a T5 model's self-attention: a module with linear layers q, k, v and o, n_heads, and
     has_relative_attention_bias; if that is True also relative_attention_bias, an embedding [buckets, heads]. It has the
-    state dict of the module that it replaces, and features_constants (uint8), a calibrated map, which it also loads;
-    without these in a state dict its map stays. It does not have the module's dropout.
+    state dict of the module that it replaces, and its feature map (features_seed or features_constants, as in
+    MultiheadAttention); without it in a state dict the map stays. It does not have the module's dropout.
 
     features: a map of vectors of as many numbers as a head has, or one for each head; None: all pairs are exact, and a
     call with more than `near` tokens raises ValueError. T5 does not divide q.k by sqrt(d), and does not normalise, so
@@ -64,8 +64,9 @@ class T5SelfAttention(nn.Module):
         self.head_dim = int(replaced.q.out_features) // self.heads
         self.causal = bool(getattr(replaced, "is_decoder", False))
         self.max_distance = getattr(replaced, "relative_attention_max_distance", 128)
-        self.features = None if features is None else _checked_map(features_of(features), self.head_dim, self.heads)
-        self._of_near_field = taylor(self.head_dim)  # any map, where all pairs are exact
+        made = taylor(self.head_dim) if features is None else features_of(features)
+        self.hold_features(checked_map(made, self.head_dim, self.heads), replaced.q.weight.device)
+        self._needs_exact_pairs = features is None
         self.report, self.softmax_samples = report, softmax_samples
         self.train(replaced.training)
         # what code of the model reads
@@ -85,7 +86,7 @@ class T5SelfAttention(nn.Module):
     def _attend(self, hidden_states: Tensor, mask: Optional[Tensor], others: dict[str, Any]) -> Tensor:
         self._check_arguments(others)
         n = hidden_states.shape[1]
-        if self.features is None and n > self.near:
+        if self._needs_exact_pairs and n > self.near:
             raise ValueError(f"hidden_states: expected at most {self.near} tokens (near) without features, got {n}")
         split = (self.heads, self.head_dim)
         q, k, v = (layer(hidden_states).unflatten(-1, split) for layer in (self.q, self.k, self.v))
@@ -96,8 +97,8 @@ class T5SelfAttention(nn.Module):
             q * self.head_dim**0.5,  # Normalization.none() divides by it
             k,
             v,
-            self._bias().weight.t(),
-            features=self._of_near_field if self.features is None else self.features,
+            self._bias(),
+            features=self.named_features(),
             position=("t5", self.max_distance),
             causal=self.causal,
             near=self.near,
@@ -114,23 +115,18 @@ class T5SelfAttention(nn.Module):
         y: Tensor = self.o(rows.flatten(2))
         return y
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """Also features_constants, the map as bytes, if it is calibrated (_constants.py)."""
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self.features is not None and has_constants(self.features):
-            destination[prefix + "features_constants"] = constants_of(self.features, 0)
+    def check_features(self, features: Features) -> None:
+        checked_map(features, self.head_dim, self.heads)
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
-        """Also the map; without features_constants it stays as it is."""
-        constants = state_dict.pop(prefix + "features_constants", None)
-        super()._load_from_state_dict(state_dict, prefix, *others)
-        if constants is None:
-            return
-        try:
-            self.features = _checked_map(features_of_constants(constants)[0], self.head_dim, self.heads)
-        except ValueError as error:
-            error_messages: list[str] = others[-1]
-            error_messages.append(str(error))
+    def hold_features(self, features: Features, device: Any = None) -> None:
+        super().hold_features(features, device)
+        self._needs_exact_pairs = False
+
+    def _prepare_to_load(self, state_dict: Any, prefix: str) -> None:
+        """The model's own checkpoint has no seed."""
+        if self._features_buffer == "features_seed":
+            state_dict.setdefault(prefix + "features_seed", self.features_seed)
+        super()._prepare_to_load(state_dict, prefix)
 
     def _bias(self) -> Any:
         """The embedding: that which the layer has now, or the one that it shares."""
@@ -150,7 +146,8 @@ class T5SelfAttention(nn.Module):
                 raise ValueError(f"{name}: expected {expected}, got {type(value).__name__}")
 
     def extra_repr(self) -> str:
-        return f"features={self.features}, near={self.near}, sinks={self.sinks}, causal={self.causal}"
+        features = None if self._needs_exact_pairs else self.features
+        return f"features={features}, near={self.near}, sinks={self.sinks}, causal={self.causal}"
 
 
 class UMT5SelfAttention(T5SelfAttention):

@@ -7,8 +7,9 @@ namespace nprf::python {
 
 /// The sizes of contiguous arrays: q [batch, heads, n_q, d], k [batch, kv_heads, n_k, d], v [batch, kv_heads, n_k,
 /// d_v], bias [bias_rows, parameters] of a position, one row for all heads or one for each; 0 parameters: no position.
+/// Query i has position i + offset.
 struct PlainShape {
-  std::int64_t batch, heads, kv_heads, n_q, n_k, d, d_v, bias_rows, parameters;
+  std::int64_t batch, heads, kv_heads, n_q, n_k, d, d_v, bias_rows, parameters, offset;
 };
 
 struct PlainInputs {
