@@ -92,8 +92,8 @@ NPRF_FEATURE_MAP_INSTANCES(, double)
   template <>                                                                                                        \
   void nprf::Batch<T>::forward(const HeadModels<T>& heads, const HeadsView<const T>& q, const HeadsView<const T>& k, \
                                const HeadsView<const T>& v, const HeadsView<T>& y, const CallOptions& call,          \
-                               Saved<T>* saved) {                                                                    \
-    (this->*functions<T>().forward)(heads, q, k, v, y, call, saved);                                                 \
+                               Saved<T>* saved, Lengths lengths) {                                                   \
+    (this->*functions<T>().forward)(heads, q, k, v, y, call, saved, lengths);                                        \
   }                                                                                                                  \
   template <>                                                                                                        \
   nprf::GradientReport nprf::Batch<T>::backward(const HeadModels<T>& heads, const Saved<T>& saved,                   \
