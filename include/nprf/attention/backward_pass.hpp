@@ -17,6 +17,7 @@
 #include "nprf/attention/saved.hpp"
 #include "nprf/attention/scaling/gradient_scaling.hpp"
 #include "nprf/attention/scaling/key_log_scales.hpp"
+#include "nprf/core/long_sums.hpp"
 #include "nprf/core/power_of_two.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/normalize/lifted_rows.hpp"
@@ -247,7 +248,6 @@ class BackwardPass {
     report.recomputed_queries += checks.queries;
     report.recomputed_keys += checks.keys;
     report.recomputed_lags += checks.lags;
-    constexpr Index plain_sum_of_fft = 512;
     const bool plain_sums = m_product.rounding() == Rounding::per_row || checks.queries + checks.keys + checks.lags > 0;
     const double sums =
         error_of_sums<T>(m_dy.cols() + m_dA.cols(), plain_sums ? std::max(m_n_q, m_n_k) : plain_sum_of_fft);

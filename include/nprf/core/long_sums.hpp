@@ -17,6 +17,11 @@ namespace nprf {
 /// The number of keys in a chunk.
 inline constexpr Index chunk_keys = 4096;
 
+/// The numbers of keys that tiles of attention, and those of exact softmax, sum in a run, before the next run is added;
+/// and a bound of the terms that an engine by FFT adds one after the other. The certificates of rounding errors
+/// (row_error_bound.hpp) count on them.
+inline constexpr Index run_keys = 64, softmax_run_keys = 256, plain_sum_of_fft = 512;
+
 /// The largest number of terms in a sum over n_k keys that are added without compensation, so that their rounding
 /// errors accumulate.
 constexpr Index longest_plain_sum(Index n_k) { return std::min(n_k, chunk_keys); }

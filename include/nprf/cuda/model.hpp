@@ -40,8 +40,10 @@ struct FeatureModel {
       case FeatureKind::positive: return m;
       case FeatureKind::elu: return d;
       case FeatureKind::quadratic: return 1 + first + second * (second + 1) / 2;
-      default: return 2 * m;
+      case FeatureKind::hyperbolic:
+      case FeatureKind::trigonometric: break;
     }
+    return 2 * m;
   }
 };
 

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "nprf/core/block_product.hpp"
+#include "nprf/core/long_sums.hpp"
 #include "nprf/core/pack.hpp"
 #include "nprf/core/workspace.hpp"
 #include "nprf/toeplitz/factors.hpp"
@@ -44,7 +45,7 @@ template <Real T>
 class SoftmaxTile {
  public:
   /// The largest number of queries, which share a copy of k^T, and of keys in a run.
-  static constexpr Index rows = 16 * Block<T>::rows, keys = 256;
+  static constexpr Index rows = 16 * Block<T>::rows, keys = softmax_run_keys;
 
   /// For keys k (n_k,d) and values v (n_k,d_v). Refers to all of them.
   SoftmaxTile(const MatrixView<T>& k, const MatrixView<T>& v, const ScoreBiases<T>& biases, Workspace& scratch)

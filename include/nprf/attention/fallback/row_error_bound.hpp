@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "nprf/attention/weights/prepared_position.hpp"
+#include "nprf/core/long_sums.hpp"
 #include "nprf/core/row_quotient.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"
@@ -25,8 +26,9 @@ inline double growth_of_roundings(Index k) {
 /// of the terms' magnitudes.
 template <Real T>
 double error_of_sums(Index r, Index keys) {
-  // numerator and denominator share the scores, but not the sums over tiles of 64 keys
-  const double roundings = growth_of_roundings(r) + 2 * growth_of_roundings(std::min<Index>(keys, 64) + keys / 16) + 4;
+  // numerator and denominator share the scores, but not the sums over runs of keys
+  const Index terms = std::min(keys, run_keys) + 4 * keys / run_keys;
+  const double roundings = growth_of_roundings(r) + 2 * growth_of_roundings(terms) + 4;
   return static_cast<double>(std::numeric_limits<T>::epsilon()) / 2 * roundings;
 }
 
@@ -46,11 +48,12 @@ inline constexpr double largest_exponent = sizeof(T) == sizeof(float) ? 104 : 74
 
 /// The rounding error of rows of exact softmax over `keys` keys, relative to the largest |v|: that of the weights
 /// exp(q.k + b), for d channels, norms of q and k with the product `norms`, and biases up to `bias_spread` apart, of
-/// which the row attends to one within largest_exponent of the largest; and that of the sums over runs of 256 keys.
+/// which the row attends to one within largest_exponent of the largest; and that of the sums over runs of keys.
 template <Real T>
 double error_of_softmax(Index d, double norms, double bias_spread, Index keys) {
   const double scores = growth_of_roundings(d) * norms + 2 * (norms + std::min(bias_spread, largest_exponent<T>));
-  const double roundings = scores + 2 * growth_of_roundings(std::min<Index>(keys, 256) + keys / 256) + 8;
+  const Index terms = std::min(keys, softmax_run_keys) + keys / softmax_run_keys;
+  const double roundings = scores + 2 * growth_of_roundings(terms) + 8;
   return static_cast<double>(std::numeric_limits<T>::epsilon()) / 2 * roundings;
 }
 

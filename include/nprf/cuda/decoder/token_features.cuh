@@ -46,7 +46,8 @@ __device__ __forceinline__ void store_token_features(const FeatureTask<S>& task,
         phi[m + f] = feature_of<FeatureKind::trigonometric, true>(e, 1, 1);
       }
       break;
-    default:
+    case FeatureKind::positive:
+    case FeatureKind::hyperbolic:
       for (int f = thread; f < m; f += Shape::threads) {
         const float e = phi[f];
         phi[f] = feature_of<FeatureKind::positive>(e, log2_e, -largest * log2_e);

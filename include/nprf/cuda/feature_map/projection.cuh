@@ -33,6 +33,7 @@ __device__ __forceinline__ float feature_of(float z, float scale, float base) {
   } else if constexpr (kind == FeatureKind::elu) {
     return z > 0 ? z + 1 : expf(z);
   } else {
+    static_assert(kind == FeatureKind::quadratic);
     return base * z;
   }
 }

@@ -69,8 +69,10 @@ struct FeatureTask {
       case FeatureKind::positive: return m;
       case FeatureKind::elu: return x.channels;
       case FeatureKind::quadratic: return quadratic.r;
-      default: return 2 * m;
+      case FeatureKind::hyperbolic:
+      case FeatureKind::trigonometric: break;
     }
+    return 2 * m;
   }
   __host__ __device__ bool is_exponential() const {
     return kind == FeatureKind::positive || kind == FeatureKind::hyperbolic;

@@ -101,6 +101,7 @@ class BandedEngine {
   /// (banded/compensated_scan.hpp).
   Index longest_plain_sum(Index n_k) const {
     constexpr Index of_tile = 2048;
+    static_assert(tile <= of_tile);
     return std::min(n_k, of_tile + (m_weights.constant != T(0) ? 0 : nprf::longest_plain_sum(m_weights.band.size())));
   }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "nprf/core/lag_weights.hpp"
+#include "nprf/core/long_sums.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/fft/lanes.hpp"
@@ -115,7 +116,7 @@ class BlockCausalEngine {
     slots.copy_back(team);
   }
 
-  Index longest_plain_sum(Index n_k) const { return std::min<Index>(n_k, 512); }
+  Index longest_plain_sum(Index n_k) const { return std::min(n_k, plain_sum_of_fft); }
 
  private:
   using Levels = CausalLevels<T>;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "nprf/core/block_product.hpp"
+#include "nprf/core/long_sums.hpp"
 #include "nprf/core/workspace.hpp"
 #include "nprf/toeplitz/direct/tile_weights.hpp"
 #include "nprf/toeplitz/factors.hpp"
@@ -16,7 +17,7 @@ template <Real T>
 class ForwardTile {
  public:
   /// The largest number of queries, which share a copy of B^T, and of keys in a run.
-  static constexpr Index rows = 22 * Block<T>::rows, keys = 64;
+  static constexpr Index rows = 22 * Block<T>::rows, keys = run_keys;
   static_assert(keys % Pack<T>::size == 0);
 
   /// For some queries. Refers to both.

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "nprf/core/lag_weights.hpp"
+#include "nprf/core/long_sums.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/fft/lanes.hpp"
@@ -119,7 +120,7 @@ class FftEngine {
     slots.copy_back(team);
   }
 
-  Index longest_plain_sum(Index n_k) const { return std::min<Index>(n_k, 512); }
+  Index longest_plain_sum(Index n_k) const { return std::min(n_k, plain_sum_of_fft); }
 
  private:
   using Tree = fft::PolynomialTree<T>;

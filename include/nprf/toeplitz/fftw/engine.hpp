@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "nprf/core/lag_weights.hpp"
+#include "nprf/core/long_sums.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/toeplitz/engine.hpp"
@@ -126,7 +127,7 @@ class FftwEngine {
     lag_gradient(s.correlations, out.dc, sizes.lags, team);
   }
 
-  Index longest_plain_sum(Index n_k) const { return std::min<Index>(n_k, 512); }
+  Index longest_plain_sum(Index n_k) const { return std::min(n_k, plain_sum_of_fft); }
 
  private:
   using Complex = std::complex<T>;
