@@ -2,7 +2,9 @@
 #include "nprf/calibration/softmax_error.hpp"
 
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <span>
 #include <vector>
 
 #include "nprf/calibration/hermite_features.hpp"
@@ -61,12 +63,15 @@ SoftmaxDifference naive(const SampleTokens<double>& x, const CalibratedFeatures<
 
 // pairs of which those less than `near` tokens apart are near
 SamplePairs pairs(const std::function<double(Index, Index)>& bias, Index near) {
-  return {bias, [near](Index i, Index j) { return std::abs(j - i) < near; }};
+  return {[=](Index i, Index j, std::span<double> biases, std::span<bool> is_near) {
+    for (std::size_t l = 0; l < biases.size(); ++l, ++j) biases[l] = bias(i, j), is_near[l] = std::abs(j - i) < near;
+  }};
 }
 
 SoftmaxDifference compared(const SampleTokens<double>& x, const CalibratedFeatures<double>& map, const SamplePairs& of,
                            const ComparisonOptions& options = {}) {
-  return SoftmaxComparison(x, of, options).differences({&map, 1})[0];
+  const Index all = map.output_dim();
+  return SoftmaxComparison(x, of, options).differences(map, {&all, 1})[0];
 }
 
 void check_close(const SoftmaxDifference& got, const SoftmaxDifference& expected) {
@@ -158,27 +163,41 @@ TEST_CASE("the relative error of a row counts as at most max_row_error", "[calib
   }
 }
 
-TEST_CASE("several maps are compared at a time, and by chosen queries if there are many", "[calibration]") {
+TEST_CASE("maps with the first features of one are compared at a time", "[calibration]") {
+  const SampleTokens<double> x = tokens(70, 50);
+  for (const Index second : {0, 1, 2, 3}) {
+    const CalibratedFeatures<double> all = map_of(x, second);
+    std::vector<CalibratedFeatures<double>> maps;
+    for (Index first = 0; first < d; ++first) maps.push_back(hermite_features(balance<double>(x.q, x.k), first, 0));
+    for (Index s = 0; s <= second; ++s) maps.push_back(map_of(x, s));
+    std::vector<Index> counts;
+    for (const auto& map : maps) counts.push_back(map.output_dim());
+    const auto got = SoftmaxComparison(x, pairs(decaying, 2), {}).differences(all, counts);
+    REQUIRE(got.size() == maps.size());
+    for (std::size_t c = 0; c < maps.size(); ++c)
+      check_close(got[c], naive(x, maps[c], decaying, 2, Direction::bidirectional));
+  }
+}
+
+TEST_CASE("queries are chosen if there are many", "[calibration]") {
   const SampleTokens<double> x = tokens(300, 50);
-  const std::vector<CalibratedFeatures<double>> maps{map_of(x, 0), map_of(x, 2)};
+  const CalibratedFeatures<double> map = map_of(x, 0);
   const SamplePairs near_2 = pairs(decaying, 2);
-  const auto both = SoftmaxComparison(x, near_2, {}).differences(maps);
-  REQUIRE(both.size() == 2);
-  for (std::size_t m = 0; m < 2; ++m) CHECK(both[m].difference == compared(x, maps[m], near_2).difference);
+  const SoftmaxDifference all = compared(x, map, near_2);
   const ComparisonOptions some{.max_queries = 60};
-  const SoftmaxDifference part = compared(x, maps[0], near_2, some);
-  CHECK(part.size < 0.4 * both[0].size);
-  CHECK(std::abs(part.relative_error() - both[0].relative_error()) < 0.3 * both[0].relative_error());
+  const SoftmaxDifference part = compared(x, map, near_2, some);
+  CHECK(part.size < 0.4 * all.size);
+  CHECK(std::abs(part.relative_error() - all.relative_error()) < 0.3 * all.relative_error());
   ComparisonOptions other = some;
   other.seed = 1;
-  CHECK(compared(x, maps[0], near_2, other).difference != part.difference);
-  CHECK(compared(x, maps[0], near_2, some).difference == part.difference);
+  CHECK(compared(x, map, near_2, other).difference != part.difference);
+  CHECK(compared(x, map, near_2, some).difference == part.difference);
 }
 
 TEST_CASE("the difference of several sequences is the sum of theirs", "[calibration]") {
   const HeadSample<double> head{{tokens(20, 20), tokens(30, 25)}, pairs(decaying, 2)};
   const CalibratedFeatures<double> map = map_of(head.sequences[0]);
-  const SoftmaxDifference sum = softmax_differences(head, {&map, 1}, {})[0];
+  const SoftmaxDifference sum = softmax_difference(head, map, {});
   SoftmaxDifference expected;
   for (const SampleTokens<double>& each : head.sequences) expected += compared(each, map, pairs(decaying, 2));
   CHECK(sum.difference == expected.difference);
@@ -191,7 +210,7 @@ TEST_CASE("a sample in which nothing can be compared is rejected", "[calibration
     return [=] {
       const HeadSample<double> head{{tokens(20, n_k)}, of};  // queries 5 to 24, keys from 7
       const CalibratedFeatures<double> map = map_of(tokens(40, 40));
-      softmax_differences(head, {&map, 1}, {.direction = direction});
+      softmax_difference(head, map, {.direction = direction});
     };
   };
   const auto outside = [](Index i, Index j) { return std::abs(j - i) < 30 ? -infinity : 0; };

@@ -71,15 +71,6 @@ inline std::vector<CalibrationCandidate> calibration_candidates(Index d, Index n
   return all;
 }
 
-template <Real T>
-std::vector<CalibratedFeatures<T>> candidate_features(const Balance<T>& balance,
-                                                      std::span<const CalibrationCandidate> candidates) {
-  std::vector<CalibratedFeatures<T>> maps;
-  for (const CalibrationCandidate& each : candidates)
-    maps.push_back(hermite_features(balance, each.first, each.second));
-  return maps;
-}
-
 // What half `tested` of the first half is compared with: its keys, or, if pairs of a half of one sequence are all near,
 // those of both
 template <Real T>
@@ -94,7 +85,10 @@ HeadSample<T> fold(const HeadSample<T>& used, Index tested, const ComparisonOpti
 // Sets the candidates' errors: each half of the first half is compared with maps of its other half
 template <Real T>
 void estimate_errors(std::span<const HeadSample<T>> heads, const CalibrationOptions& options,
-                     const ComparisonOptions& comparison, std::vector<CalibrationCandidate>& candidates) {
+                     const ComparisonOptions& comparison, std::span<CalibrationCandidate> candidates) {
+  std::vector<Index> counts;  // each candidate has the features of those before it
+  for (const CalibrationCandidate& each : candidates) counts.push_back(each.num_features());
+  const auto& [first, second, error] = candidates.back();
   std::vector<SoftmaxDifference> sum(candidates.size());
   for (const HeadSample<T>& head : heads) {
     const HeadSample<T> used = head.half(0);
@@ -102,7 +96,7 @@ void estimate_errors(std::span<const HeadSample<T>> heads, const CalibrationOpti
       const HeadSample<T> compared = fold(used, tested, comparison);
       if (tested == 0 && !has_far_pair(compared, comparison)) continue;  // early causal queries have near keys alone
       const Balance<T> balance = used.half(1 - tested).balance(options.shrinkage);
-      const auto each = softmax_differences(compared, candidate_features(balance, candidates), comparison);
+      const auto each = softmax_differences(compared, hermite_features(balance, first, second), counts, comparison);
       for (std::size_t c = 0; c < sum.size(); ++c) sum[c] += each[c];
     }
   }
@@ -130,8 +124,10 @@ HeadsCalibration<T> calibrate_samples(std::span<const HeadSample<double>> heads,
   const Index d = heads[0].input_dim(), complete = CalibrationCandidate{d, d, 0}.num_features();
   // a limit, or larger and larger ones until the target is reached
   for (Index most = options.num_features > 0 ? options.num_features : d + 1;; most *= 2) {
-    result.candidates = calibration_candidates(d, most);
-    estimate_errors<double>(heads, options, limited, result.candidates);
+    std::vector<CalibrationCandidate> candidates = calibration_candidates(d, most);
+    std::ranges::copy(result.candidates, candidates.begin());  // of a smaller limit
+    estimate_errors<double>(heads, options, limited, std::span(candidates).subspan(result.candidates.size()));
+    result.candidates = std::move(candidates);
     const bool found = std::ranges::any_of(
         result.candidates, [&](const CalibrationCandidate& each) { return each.error <= options.target_error; });
     if (options.num_features > 0 || found || most >= complete) break;
@@ -142,7 +138,7 @@ HeadsCalibration<T> calibrate_samples(std::span<const HeadSample<double>> heads,
     const Balance<double> balance = head.half(0).balance(options.shrinkage);
     result.features.push_back(hermite_features(balance, choice.first, choice.second).template cast<T>());
     const CalibratedFeatures<double> returned = result.features.back().template cast<double>();
-    const SoftmaxDifference error = softmax_differences(head.half(1), {&returned, 1}, comparison)[0];
+    const SoftmaxDifference error = softmax_difference(head.half(1), returned, comparison);
     result.head_errors.push_back(error.relative_error());
     sum += error;
   }
@@ -150,18 +146,21 @@ HeadsCalibration<T> calibrate_samples(std::span<const HeadSample<double>> heads,
   return result;
 }
 
-// the position must outlive the functions that are returned
+// the position must outlive the function that is returned
 template <Position P>
 SamplePairs sample_pairs(const P& position, Index near) {
   const PositionView<typename P::Scalar> view(position);
   const Index extra = view.extra().rows();
   require(near == 0 || !view.is_placed() || view.pitch() > 0,
           "near: expected 0 for a position with slots but without pitch(), got ", near);
-  return {[&position](Index i, Index j) { return bias_between(position, i, j, 0); },
-          [view, extra, lags = NearLags{near, view.pitch(), 0}](Index i, Index j) {
-            // pairs with an extra token are never near
-            return i >= extra && j >= extra && lags.contains(view.slot(j - extra) - view.slot(i - extra));
-          }};
+  return {[&position, view, extra, lags = NearLags{near, view.pitch(), 0}](Index i, Index j, std::span<double> biases,
+                                                                           std::span<bool> is_near) {
+    for (std::size_t l = 0; l < biases.size(); ++l, ++j) {
+      biases[l] = bias_between(position, i, j, 0);
+      // pairs with an extra token are never near
+      is_near[l] = i >= extra && j >= extra && lags.contains(view.slot(j - extra) - view.slot(i - extra));
+    }
+  }};
 }
 
 inline void check_samples(const auto& q, const auto& k, const auto& v) {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -50,11 +51,10 @@ struct SampleTokens {
   }
 };
 
-/// What a head's position defines for the query at position i and the key at position j: their bias, and whether the
-/// pair is in the near field.
+/// What a head's position defines for the query at position i and the keys at positions j, j + 1, ...: sets their
+/// biases, and whether the pairs are in the near field.
 struct SamplePairs {
-  std::function<double(Index i, Index j)> bias;
-  std::function<bool(Index i, Index j)> is_near;
+  std::function<void(Index i, Index j, std::span<double> biases, std::span<bool> near)> fill;
 };
 
 /// A sample of one head: one or several sequences, in the order of the text.

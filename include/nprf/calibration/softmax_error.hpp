@@ -54,12 +54,12 @@ class SoftmaxComparison {
     draw_rows(tokens.q.rows(), options.seed, 0, m_rows);
   }
 
-  /// One for each map. O(n_k (d + d_v + sum r)) for each query that is compared, and memory O(n_k) for each thread, by
-  /// all threads; bitwise reproducible for any number of them.
-  std::vector<SoftmaxDifference> differences(std::span<const CalibratedFeatures<T>> maps) const {
-    std::vector<Features> features;
-    for (const auto& map : maps) features.push_back(features_of(map));
-    const Index n = static_cast<Index>(m_rows.size()), count = static_cast<Index>(maps.size());
+  /// One for each of the maps that have the first counts[c] features of `map`, in increasing order: 1, first order, and
+  /// second order by the later coordinate. O(n_k (d + r + d_v counts.size())) for each query that is compared, and
+  /// memory O(n_k) for each thread, by all threads; bitwise reproducible for any number of them.
+  std::vector<SoftmaxDifference> differences(const CalibratedFeatures<T>& map, std::span<const Index> counts) const {
+    const Features features = features_of(map, counts);
+    const Index n = static_cast<Index>(m_rows.size()), count = static_cast<Index>(counts.size());
     Matrix<T> difference = Matrix<T>::Zero(n, count);
     Vector<T> exact = Vector<T>::Zero(n), attends = exact;
     std::vector<Workspace> workspaces(static_cast<std::size_t>(num_threads()));
@@ -69,33 +69,43 @@ class SoftmaxComparison {
         exact[i0 + i] = tile.y.row(i).squaredNorm();
         attends[i0 + i] = tile.largest[i] > -infinity ? 1 : 0;
       }
-      for (Index m = 0; m < count; ++m)
-        difference.block(i0, m, rows, 1) = tile_differences(tile, i0, features[static_cast<std::size_t>(m)]);
+      set_differences(tile, i0, features, counts, difference.middleRows(i0, rows));
     });
     std::vector<SoftmaxDifference> all;
     const auto rows = static_cast<Index>(attends.sum());
-    for (Index m = 0; m < count; ++m) all.push_back({rows, difference.col(m).sum(), exact.sum()});
+    for (Index c = 0; c < count; ++c) all.push_back({rows, difference.col(c).sum(), exact.sum()});
     return all;
   }
 
   /// Whether the direction allows a compared query to attend to a key whose weight is not exact, so that there is an
   /// error to be measured. O(n_q n_k) at most, and few steps if the last query may attend to the first keys.
   bool has_far_pair() const {
-    for (Index i = static_cast<Index>(m_rows.size()) - 1; i >= 0; --i)
+    Pairs pairs(m_tokens.k.rows());
+    for (Index i = static_cast<Index>(m_rows.size()) - 1; i >= 0; --i) {
+      set_pairs(i, pairs);
       for (Index j = 0; j < m_tokens.k.rows(); ++j)
-        if (!is_later(i, j) && !is_exact(i, j)) return true;
+        if (!is_later(i, j) && !pairs.is_exact[j]) return true;
+    }
     return false;
   }
 
  private:
-  static constexpr Index tile_rows = 32;
+  static constexpr Index tile_rows = 64;
   static constexpr double infinity = std::numeric_limits<double>::infinity();
 
-  // phi without the factors exp(log_factor) of rows; keys are transposed
+  // phi without the factors exp(log_factor) of rows, in the order of differences(); keys are transposed
   struct Features {
-    Matrix<T> queries, keys;          // (rows,r) (r,n_k)
-    Vector<T> log_queries, log_keys;  // (rows) (n_k)
-    Vector<T> key_norms;              // (n_k)
+    Matrix<T> queries, keys;           // (rows,r) (r,n_k)
+    Vector<T> log_queries, log_keys;   // (rows) (n_k)
+    Matrix<T> query_norms, key_norms;  // (rows,counts) (n_k,counts)  of the first features
+  };
+
+  // those of a query with all keys: their biases, -inf if the direction forbids them, and whether weights are exact
+  struct Pairs {
+    explicit Pairs(Index n_k) : bias(n_k), is_exact(n_k) {}
+
+    Vector<double> bias;
+    Eigen::Array<bool, Eigen::Dynamic, 1> is_exact;
   };
 
   struct Tile {
@@ -103,23 +113,53 @@ class SoftmaxComparison {
     Vector<T> largest;                     // of the logits of a row; the weights are exp(logit - largest)
   };
 
-  Features features_of(const CalibratedFeatures<T>& map) const {
+  static std::vector<Index> order_of(const QuadraticTerms<T>& terms) {
+    std::vector<Index> order(static_cast<std::size_t>(1 + terms.first));
+    std::iota(order.begin(), order.end(), Index{0});
+    for (Index later = 0; later < terms.second; ++later)
+      for (Index l = 0, pairs = 1 + terms.first; l <= later; pairs += terms.second - l, ++l)
+        order.push_back(pairs + later - l);
+    return order;
+  }
+
+  static Matrix<T> norms_of(const Matrix<T>& phi, std::span<const Index> counts) {
+    Matrix<T> norms(phi.rows(), static_cast<Index>(counts.size()));
+    for (Index c = 0; c < norms.cols(); ++c)
+      norms.col(c) = phi.leftCols(counts[static_cast<std::size_t>(c)]).rowwise().norm();
+    return norms;
+  }
+
+  Features features_of(const CalibratedFeatures<T>& map, std::span<const Index> counts) const {
     const Matrix<T> q = m_tokens.q(m_rows, Eigen::indexing::all);
     const Index n_k = m_tokens.k.rows(), r = map.output_dim();
-    Features f{Matrix<T>(q.rows(), r), {}, Vector<T>(q.rows()), Vector<T>(n_k), {}};
+    Matrix<T> queries(q.rows(), r), keys(n_k, r);
+    Features f{{}, {}, Vector<T>(q.rows()), Vector<T>(n_k), {}, {}};
     Workspace workspace;
-    map.queries(q, {}, f.queries, Team(workspace), f.log_queries.data());
-    Matrix<T> keys(n_k, r);
+    map.queries(q, {}, queries, Team(workspace), f.log_queries.data());
     map.keys_by_row(m_tokens.k, {}, keys, Team(workspace), f.log_keys.data());
+    const std::vector<Index> order = order_of(map.features().terms());
+    f.queries = queries(Eigen::indexing::all, order);
+    keys = Matrix<T>(keys(Eigen::indexing::all, order));
     f.keys = keys.transpose();
-    f.key_norms = keys.rowwise().norm();
+    f.query_norms = norms_of(f.queries, counts);
+    f.key_norms = norms_of(keys, counts);
     return f;
   }
 
   Index query(Index i) const { return m_tokens.first_query + m_rows[static_cast<std::size_t>(i)]; }
   Index key(Index j) const { return m_tokens.position(j); }
-  bool is_exact(Index i, Index j) const { return j < m_tokens.sinks || m_pairs.is_near(query(i), key(j)); }
   bool is_later(Index i, Index j) const { return m_options.direction == Direction::causal && key(j) > query(i); }
+
+  void set_pairs(Index i, Pairs& pairs) const {
+    const auto n_k = static_cast<std::size_t>(pairs.bias.size()), sinks = static_cast<std::size_t>(m_tokens.sinks);
+    const std::span bias(pairs.bias.data(), n_k);
+    const std::span is_exact(pairs.is_exact.data(), n_k);
+    m_pairs.fill(query(i), 0, bias.first(sinks), is_exact.first(sinks));
+    m_pairs.fill(query(i), m_tokens.first_key, bias.subspan(sinks), is_exact.subspan(sinks));
+    std::ranges::fill(is_exact.first(sinks), true);
+    for (Index j = 0; j < pairs.bias.size(); ++j)
+      if (is_later(i, j)) pairs.bias[j] = -infinity;
+  }
 
   // x = exp(x - shift) (n)
   static void exponentiate(T* x, T shift, Index n) {
@@ -134,9 +174,10 @@ class SoftmaxComparison {
     const Matrix<T> q = m_tokens.q(indices, Eigen::indexing::all);
     Matrix<T> W(rows, n_k);
     set_product(W, q, m_keys);  // (rows,n_k)
+    Pairs pairs(n_k);
     for (Index i = 0; i < rows; ++i) {
-      for (Index j = 0; j < n_k; ++j)
-        tile.far_bias(i, j) = is_later(i0 + i, j) ? -infinity : m_pairs.bias(query(i0 + i), key(j));
+      set_pairs(i0 + i, pairs);
+      tile.far_bias.row(i) = pairs.bias.template cast<T>().transpose();
       W.row(i) += tile.far_bias.row(i);
       tile.largest[i] = W.row(i).maxCoeff();
       if (tile.largest[i] > -infinity)
@@ -144,51 +185,63 @@ class SoftmaxComparison {
       else
         W.row(i).setZero();
       for (Index j = 0; j < n_k; ++j)
-        if (is_exact(i0 + i, j)) tile.exact_weights(i, j) = W(i, j), tile.far_bias(i, j) = -infinity;
+        if (pairs.is_exact[j]) tile.exact_weights(i, j) = W(i, j), tile.far_bias(i, j) = -infinity;
     }
-    tile.y = quotients(W);
+    tile.y = quotients(W, W.rowwise().sum());
     return tile;
   }
 
-  Vector<T> tile_differences(const Tile& tile, Index i0, const Features& features) const {
+  // Sets the squared differences (rows,counts). Maps share the factors of pairs, and each has the products
+  // phi(q).phi(k) of the one before it and of its further features.
+  void set_differences(const Tile& tile, Index i0, const Features& features, std::span<const Index> counts,
+                       Eigen::Ref<Matrix<T>, 0, Eigen::OuterStride<>> differences) const {
     const Index rows = tile.y.rows(), n_k = m_tokens.k.rows();
-    Matrix<T> W(rows, n_k);
-    Vector<T> magnitudes = Vector<T>::Zero(rows), factors(n_k);  // sum_j |phi(q_i)| |phi(k_j)| exp(b_ij), or W_ij
-    set_product(W, features.queries.middleRows(i0, rows), features.keys);  // (rows,n_k)
+    Matrix<T> exact = tile.exact_weights, factors = Matrix<T>::Zero(rows, n_k);  // in one unit for a row
     for (Index i = 0; i < rows; ++i) {
-      if (tile.largest[i] == -infinity) {
-        W.row(i).setZero();
-        continue;
-      }
-      factors = features.log_keys + tile.far_bias.row(i).transpose();
-      factors.array() += features.log_queries[i0 + i];
-      const T largest = std::max(tile.largest[i], factors.maxCoeff());  // one scale for exact pairs and others
-      exponentiate(factors.data(), largest, n_k);
-      const auto exact = tile.exact_weights.row(i) * std::exp(tile.largest[i] - largest);
-      W.row(i) = W.row(i).cwiseProduct(factors.transpose()) + exact;
-      magnitudes[i] = features.queries.row(i0 + i).norm() * factors.dot(features.key_norms) + exact.sum();
+      if (tile.largest[i] == -infinity) continue;
+      factors.row(i) = features.log_keys.transpose() + tile.far_bias.row(i);
+      factors.row(i).array() += features.log_queries[i0 + i];
+      const T largest = std::max(tile.largest[i], factors.row(i).maxCoeff());
+      exponentiate(&factors(i, 0), largest, n_k);
+      exact.row(i) *= std::exp(tile.largest[i] - largest);
     }
-    const Matrix<T> y = quotients(W);
-    Vector<T> difference = Vector<T>::Zero(rows);
-    for (Index i = 0; i < rows; ++i) {
-      if (tile.largest[i] == -infinity || terms_cancel(W.row(i).sum(), magnitudes[i])) continue;
-      const double error = (y.row(i) - tile.y.row(i)).norm(), exact = tile.y.row(i).norm();
-      const bool is_limited = m_options.max_row_error < infinity && !(error <= m_options.max_row_error * exact);
-      const double counts = is_limited ? m_options.max_row_error * exact : error;
-      difference[i] = std::isfinite(counts) ? counts * counts : infinity;
+    Matrix<T> magnitudes(rows, differences.cols());        // sum_j |phi(q_i)| |phi(k_j)| exp(b_ij), or W_ij
+    set_product(magnitudes, factors, features.key_norms);  // (rows,counts)
+    magnitudes = magnitudes.cwiseProduct(features.query_norms.middleRows(i0, rows)).colwise() + exact.rowwise().sum();
+
+    Matrix<T> products = Matrix<T>::Zero(rows, n_k);
+    Index from = 0;
+    for (Index c = 0; c < differences.cols(); ++c) {
+      const Index to = counts[static_cast<std::size_t>(c)];
+      add_product(products, features.queries.block(i0, from, rows, to - from),
+                  features.keys.middleRows(from, to - from));
+      from = to;
+      const Matrix<T> W = products.cwiseProduct(factors) + exact;
+      const Vector<T> sums = W.rowwise().sum();
+      const Matrix<T> y = quotients(W, sums);
+      for (Index i = 0; i < rows; ++i)
+        differences(i, c) = tile.largest[i] == -infinity || terms_cancel(sums[i], magnitudes(i, c))
+                                ? 0
+                                : squared_difference(y.row(i), tile.y.row(i));
     }
-    return difference;
   }
 
-  // W v / (W 1), or without values W / (W 1); a row of zeros stays so
-  Matrix<T> quotients(const Matrix<T>& W) const {
+  T squared_difference(const auto& y, const auto& exact) const {
+    const double error = (y - exact).norm(), size = exact.norm();
+    const bool is_limited = m_options.max_row_error < infinity && !(error <= m_options.max_row_error * size);
+    const double counts = is_limited ? m_options.max_row_error * size : error;
+    return std::isfinite(counts) ? counts * counts : infinity;
+  }
+
+  // W v / (W 1), or without values W / (W 1), with W 1 = sums; a row of zeros stays so
+  Matrix<T> quotients(const Matrix<T>& W, const Vector<T>& sums) const {
     Matrix<T> y = W;
     if (m_tokens.v.cols() > 0) {
       y.resize(W.rows(), m_tokens.v.cols());
       set_product(y, W, m_tokens.v);  // (rows,d_v)
     }
     for (Index i = 0; i < W.rows(); ++i)
-      if (!W.row(i).isZero(0)) y.row(i) /= W.row(i).sum();
+      if (sums[i] != 0 || !W.row(i).isZero(0)) y.row(i) /= sums[i];
     return y;
   }
 
@@ -207,12 +260,11 @@ bool has_far_pair(const HeadSample<T>& sample, const ComparisonOptions& options)
   });
 }
 
-/// The differences of all sequences of a sample, one for each map. Throws InvalidArgument if there is nothing to
-/// compare: if no compared query attends to a key, or if all keys that it may attend to are sinks or near.
+/// The sums of SoftmaxComparison::differences() over all sequences of a sample. Throws InvalidArgument if there is
+/// nothing to compare: if no compared query attends to a key, or if all keys that it may attend to are sinks or near.
 template <Real T>
-std::vector<SoftmaxDifference> softmax_differences(const HeadSample<T>& sample,
-                                                   std::span<const std::type_identity_t<CalibratedFeatures<T>>> maps,
-                                                   const ComparisonOptions& options) {
+std::vector<SoftmaxDifference> softmax_differences(const HeadSample<T>& sample, const CalibratedFeatures<T>& map,
+                                                   std::span<const Index> counts, const ComparisonOptions& options) {
   const SampleTokens<T>& first = sample.sequences.at(0);
   const auto check = [&](bool found, const char* expected) {
     require(found, "sample: expected in each part a query that ", expected, ", got none among queries ",
@@ -220,13 +272,21 @@ std::vector<SoftmaxDifference> softmax_differences(const HeadSample<T>& sample,
             first.position(first.k.rows() - 1));
   };
   check(has_far_pair(sample, options), "may attend to a key that is neither near nor a sink");
-  std::vector<SoftmaxDifference> sum(maps.size());
+  std::vector<SoftmaxDifference> sum(counts.size());
   for (const SampleTokens<T>& tokens : sample.sequences) {
-    const auto each = SoftmaxComparison(tokens, sample.pairs, options).differences(maps);
-    for (std::size_t m = 0; m < sum.size(); ++m) sum[m] += each[m];
+    const auto each = SoftmaxComparison(tokens, sample.pairs, options).differences(map, counts);
+    for (std::size_t c = 0; c < sum.size(); ++c) sum[c] += each[c];
   }
   for (const SoftmaxDifference& each : sum) check(each.rows > 0, "attends to a key");
   return sum;
+}
+
+/// That of the whole map.
+template <Real T>
+SoftmaxDifference softmax_difference(const HeadSample<T>& sample, const CalibratedFeatures<T>& map,
+                                     const ComparisonOptions& options) {
+  const Index all = map.output_dim();
+  return softmax_differences(sample, map, {&all, 1}, options)[0];
 }
 
 }  // namespace nprf
