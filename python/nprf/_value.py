@@ -37,7 +37,8 @@ def seed_of(x: Any, name: str = "seed") -> int:
 
 def bool_of(x: Any, name: str) -> bool:
     """TypeError for other than True and False, such as "no", which bool() would take for True."""
-    if not isinstance(x, (bool, np.bool_)):
+    # by the dtype, since dynamo takes numbers of NumPy for arrays
+    if not isinstance(x, bool) and (getattr(x, "dtype", None) != np.bool_ or x.shape != ()):
         raise TypeError(f"{name}: expected True or False, got {x!r}")
     return bool(x)
 

@@ -149,9 +149,9 @@ def _is_calibrated(features: Features) -> bool:
     return all(isinstance(each, (CalibratedFeatures, CentredFeatures)) for each in maps)
 
 
-def _warn_of_uncalibrated(features: Iterable[Optional[Features]]) -> None:
-    for each in features:
-        if each is not None and not _is_calibrated(each):
+def _warn_of_uncalibrated(layers: Iterable[T5SelfAttention]) -> None:
+    for each in (layer.features for layer in layers if not layer.needs_exact_pairs):
+        if not _is_calibrated(each):
             warnings.warn(
                 f"features: expected maps that are calibrated for the model, whose queries and keys are not "
                 f"normalised, got {each}: outputs may be far from those of softmax. Use calibrated_features(model, ..."
@@ -207,7 +207,7 @@ def replace_attention(
         )
         for each in found
     ]
-    _warn_of_uncalibrated(each.features for each in made)
+    _warn_of_uncalibrated(made)
     for each, new in zip(found, made):
         for parent, name in each.places:
             setattr(parent, name, new)
