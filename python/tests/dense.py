@@ -17,7 +17,11 @@ class Features:
     def __init__(self, features, radius, x, dtype):
         x = x.astype(Exact)
         self.map, self.radius = features, radius
-        self.w = features.rows(dtype).astype(Exact) if isinstance(features, nprf.RandomFeatures) else None
+        self.w = None
+        if isinstance(features, nprf.RandomFeatures):
+            self.w = features.rows(dtype).astype(Exact)
+        elif isinstance(features, nprf.ProjectedFeatures):
+            self.w = features.rows.astype(dtype).astype(Exact)
         if radius > 0:
             norms = np.sqrt((x * x).sum(-1, keepdims=True))
             self.scale = np.where(norms > 0, radius / np.where(norms > 0, norms, 1), 0)
