@@ -222,13 +222,19 @@ def call_of_tensors_is_accepted(arrays, features, position, options, call, requi
 
 
 def test_arrays_equal_the_formula():
-    @given(valid_calls(), st.booleans())
-    def random_call(case, tokens_first):
+    @given(valid_calls(), st.booleans(), st.sampled_from([0.0, 0.0, 1e-2, 1e-6]))
+    def random_call(case, tokens_first, tolerance):
         attention, (q, k, v, dy) = of_type(case.attention, case.arrays[0].dtype), case.arrays
         case = case._replace(attention=attention)
         exact, arrays = case.exact(), [in_layout(x, tokens_first) for x in (q, k, v)]
-        options = {**case.options(), "layout": "tokens_first" if tokens_first else "heads_first"}
+        options = {
+            **case.options(),
+            "layout": "tokens_first" if tokens_first else "heads_first",
+            "tolerance": tolerance,
+        }
         y, report = attention(*arrays, report=True, **options)
+        arguments = {name: getattr(attention, name) for name in attention._arguments}
+        np.testing.assert_array_equal(nprf.attention(*arrays, check_finite=True, **arguments, **options), y)
         exact.check_rows(in_layout(y, tokens_first), report)
         y, saved, report = attention.forward(*arrays, report=True, **options)
         is_softmax = exact.check_rows(in_layout(y, tokens_first), report)
@@ -422,6 +428,9 @@ def test_jax_has_the_bits_of_numpy():
         bias = None if position is None else np.array(position.parameters, dtype)
         options = {name: getattr(attention, name) for name in ("features", "causal", "near", "normalization", "engine")}
 
+        def normal(x):  # XLA's threads flush other numbers to 0
+            return np.where(np.abs(x) < np.finfo(dtype).tiny, 0, x)
+
         def function(*inputs):
             return nprf.jax.attention(
                 *inputs, position=kind, bias_layout="heads_first", key_mask=case.kept, offset=case.offset, **options
@@ -429,7 +438,7 @@ def test_jax_has_the_bits_of_numpy():
 
         call = {"offset": case.offset or 0, **({} if case.kept is None else {"key_mask": case.kept})}
         found, backward = jax.vjp(function, q, k, v, bias)
-        np.testing.assert_array_equal(found, attention(q, k, v, **call))
+        np.testing.assert_array_equal(normal(found), normal(attention(q, k, v, **call)))
         y, saved = attention.forward(q, k, v, **call)  # it may recompute other rows
         *expected, by_head = attention.backward(saved, dy)[:4]
         if bias is not None and bias.ndim == position._dims:  # heads share it: the sum is in the order of the heads
@@ -438,7 +447,7 @@ def test_jax_has_the_bits_of_numpy():
             by_head = functools.reduce(np.add, of_heads.backward(of_heads.forward(q, k, v, **call)[1], dy).bias)
         for one, other in zip(backward(dy), (*expected, by_head)):
             if one is not None:
-                np.testing.assert_array_equal(one, other)
+                np.testing.assert_array_equal(normal(one), normal(other))
 
     try:
         random_call()

@@ -1281,6 +1281,21 @@ for features in ("taylor", "orf", [nprf.orf(8, 8, seed) for seed in range(2)]):
     layer.load_state_dict(layer.state_dict())
     with torch.no_grad():
         layer.decoder()(x)
+
+
+class T5Attention(torch.nn.Module):
+    n_heads, has_relative_attention_bias = 2, True
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (torch.nn.Linear(16, 16) for _ in range(4))
+        self.relative_attention_bias = torch.nn.Embedding(8, 2)
+
+
+model = torch.nn.ModuleList([T5Attention()])
+nprf.torch.replace_attention(model)
+for mask in (None, torch.ones(1, 1, 9, 9, dtype=torch.bool), torch.zeros(1, 1, 1, 9)):
+    model[0](x, mask=mask)[0].sum().backward()
 assert "torch._dynamo" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True)
