@@ -137,10 +137,8 @@ def valid_calls(draw, of_decoder=False):
     )
     has_exact = not isinstance(features, nprf.EluFeatures)
     near, sinks = draw(st.sampled_from([0, 0, 1, 5, 100])) * has_exact, draw(st.sampled_from([0, 0, 1, 3])) * has_exact
-    engines = ["automatic", "automatic", "direct"] + ["lanes"] * (kind != "grid") + ["grid"] * (kind == "grid")
-    engine = (
-        "automatic" if of_decoder else draw(st.sampled_from(engines + ["block_causal"] * (causal and kind != "grid")))
-    )
+    others = ["grid"] if kind == "grid" else ["lanes", "banded", "recurrence", "block_causal"]
+    engine = "automatic" if of_decoder else draw(st.sampled_from(["automatic", "automatic", "direct", *others]))
     attention = nprf.Attention(features, position, causal, normalization, near, engine, sinks)
     dtype = draw(st.sampled_from([np.float32, np.float64]))
     size = 10.0 ** draw(st.sampled_from([0, 0, 15, -15]))

@@ -29,7 +29,7 @@ class T5SelfAttention(ModuleWithFeatures):
     """Takes the place of a T5 model's self-attention: a module with linear layers q, k, v and o, n_heads, and
     has_relative_attention_bias; if that is True also relative_attention_bias, an embedding [buckets, heads]. It has the
     state dict of the module that it replaces, and its feature map (features_seed or features_constants, as in
-    MultiheadAttention); without it in a state dict the map stays. It does not have the module's dropout.
+    Attention), which stays if a state dict has none. It does not have the module's dropout.
 
     features: a map of vectors of as many numbers as a head has, or one for each head; None: all pairs are exact, and a
     call with more than `near` tokens raises ValueError. T5 does not divide q.k by sqrt(d), and does not normalise, so
