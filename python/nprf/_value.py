@@ -68,7 +68,8 @@ def frozen_array(x: Any, name: str, dims: tuple[int, ...]) -> NDArray[Any]:
 
 
 def described(x: Any, of_leaf: Callable[[Any], Any]) -> Any:
-    """A value as JSON has it: an object with its class and its arguments, a list of a tuple, and of_leaf() of others."""
+    """A value as JSON has it: an object with its class and its arguments, a list of a tuple, and of_leaf() of
+    others."""
     if isinstance(x, Value):
         return {"class": type(x).__name__, **{name: described(getattr(x, name), of_leaf) for name in x._arguments}}
     return [described(each, of_leaf) for each in x] if isinstance(x, tuple) else of_leaf(x)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Attention and its gradients by the formula, in long double and with n x n matrices, and the bounds of the rounding
-errors that are guaranteed (tests/accuracy.md of the project, whose notation is used here). Of the package it uses only the
-random vectors of feature maps, and the values that describe maps and positions."""
+errors that are guaranteed (tests/accuracy.md of the project, whose notation is used here). Of the package it uses only
+the random vectors of feature maps, and the values that describe maps and positions."""
 
 import nprf
 import numpy as np

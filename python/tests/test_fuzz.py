@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Random calls. Of any arguments: each raises ValueError or TypeError, or returns an array that equals that of plain
-copies of its inputs, and no input changes. Of arguments that fit: the functions over arrays, beside the formula (dense.py),
-within the guaranteed bounds. draws.py says how many."""
+copies of its inputs, and no input changes. Of arguments that fit: the functions over arrays, beside the formula
+(dense.py), within the guaranteed bounds. draws.py says how many."""
 
 import functools
 import pickle

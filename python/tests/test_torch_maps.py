@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Feature maps in tensors: the map of a layer is what its buffer says, whoever has written it, and a stored graph has the
-map in it, for another process."""
+"""Feature maps in tensors: the map of a layer is what its buffer says, whoever has written it, and a stored graph has
+the map in it, for another process."""
 
 import copy
 import pickle

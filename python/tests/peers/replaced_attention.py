@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""A plugin of pytest for the tests of transformers: each T5-like model that they make has its attention replaced, with a
-near field that has all pairs, and no caches. A test that ends with an error by which replaced layers refuse what they
-do not have is an expected failure, with that error as its reason (pytest -rx), and so is one that has nothing to do with
-what they compute (by_class)."""
+"""A plugin of pytest for the tests of transformers: each T5-like model that they make has its attention replaced, with
+a near field that has all pairs, and no caches. A test that ends with an error by which replaced layers refuse what they
+do not have is an expected failure, with that error as its reason (pytest -rx), and so is one that has nothing to do
+with what they compute (by_class)."""
 
 import functools
 import importlib

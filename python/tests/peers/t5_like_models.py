@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The tests that transformers has for all of its models, of those whose attention replace_attention() replaces. The root
-of a source distribution of transformers, or of its repository, is on PYTHONPATH."""
+"""The tests that transformers has for all of its models, of those whose attention replace_attention() replaces. The
+root of a source distribution of transformers, or of its repository, is on PYTHONPATH."""
 
 import importlib
 import sys
