@@ -422,8 +422,9 @@ memory_owners: list[Callable[[], None]] = []
 
 
 def free_memory() -> None:
-    """Frees the scratch memory of finished calls and the memory of what they saved for gradients, which are kept for the
-    next ones, and the attentions and the plans of a GPU that are kept; CUDA graphs that have captured calls of nprf.torch.attention must not be replayed then."""
+    """Frees the scratch memory of finished calls and the memory of what they saved for gradients, which are kept for
+    the next ones, and the attentions and the plans of a GPU that are kept; CUDA graphs that have captured calls of
+    nprf.torch.attention must not be replayed then."""
     with _attentions_lock:
         _attentions.clear()
     for free in memory_owners:

@@ -37,7 +37,8 @@ def seed_of(x: Any, name: str = "seed") -> int:
 
 def bool_of(x: Any, name: str) -> bool:
     """TypeError for other than True and False, such as "no", which bool() would take for True."""
-    if not isinstance(x, (bool, np.bool_)):
+    # by the dtype, since dynamo takes numbers of NumPy for arrays
+    if not isinstance(x, bool) and (getattr(x, "dtype", None) != np.bool_ or x.shape != ()):
         raise TypeError(f"{name}: expected True or False, got {x!r}")
     return bool(x)
 
@@ -67,7 +68,8 @@ def frozen_array(x: Any, name: str, dims: tuple[int, ...]) -> NDArray[Any]:
 
 
 def described(x: Any, of_leaf: Callable[[Any], Any]) -> Any:
-    """A value as JSON has it: an object with its class and its arguments, a list of a tuple, and of_leaf() of others."""
+    """A value as JSON has it: an object with its class and its arguments, a list of a tuple, and of_leaf() of
+    others."""
     if isinstance(x, Value):
         return {"class": type(x).__name__, **{name: described(getattr(x, name), of_leaf) for name in x._arguments}}
     return [described(each, of_leaf) for each in x] if isinstance(x, tuple) else of_leaf(x)

@@ -2,8 +2,8 @@
 """nprf for JAX, on the CPU: `attention`, with gradients and under jit.
 
 It needs the extension module nprf._jax (-C cmake.define.NPRF_PYTHON_JAX=ON). What XLA calls has the arrays, the offset,
-and the address of an object with everything else, which lives as long as the process, as a compiled program may. It also
-has a number of the process, so that a program that was stored, and is run by another one, is an error.
+and the address of an object with everything else, which lives as long as the process, as a compiled program may. It
+also has a number of the process, so that a program that was stored, and is run by another one, is an error.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def attention(
     if key_mask is not None:
         if jnp.asarray(key_mask).dtype != bool:
             raise TypeError(f"key_mask: expected bool, got {jnp.asarray(key_mask).dtype}")
-        mask = jnp.asarray(key_mask, bool).reshape(-1, jnp.shape(key_mask)[-1])
+        mask = jnp.atleast_2d(jnp.asarray(key_mask, bool))
         if mask.shape != (k.shape[0], k.shape[2]):
             raise ValueError(f"key_mask: expected {k.shape[0]} x {k.shape[2]}, got {mask.shape}")
     near = index_of(near, "near")

@@ -176,8 +176,8 @@ class Alibi(Position):
 
 
 def alibi_slopes(heads: int, bias_max: float = 8) -> NDArray[Any]:
-    """The slopes [heads] of Press et al. 2022: 2^(-bias_max h / heads) for a power of two, else interleaved. bias_max is
-    8 there, and `alibi_bias_max` of MPT's models. ValueError unless it is positive and finite."""
+    """The slopes [heads] of Press et al. 2022: 2^(-bias_max h / heads) for a power of two, else interleaved. bias_max
+    is 8 there, and `alibi_bias_max` of MPT's models. ValueError unless it is positive and finite."""
     heads = index_of(heads, "heads")
     if heads < 1:
         raise ValueError(f"heads: expected at least 1, got {heads}")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Attention and its gradients by the formula, in long double and with n x n matrices, and the bounds of the rounding
-errors that are guaranteed (tests/accuracy.md of the project, whose notation is used here). Of the package it uses only the
-random vectors of feature maps, and the values that describe maps and positions."""
+errors that are guaranteed (tests/accuracy.md of the project, whose notation is used here). Of the package it uses only
+the random vectors of feature maps, and the values that describe maps and positions."""
 
 import nprf
 import numpy as np
@@ -17,7 +17,11 @@ class Features:
     def __init__(self, features, radius, x, dtype):
         x = x.astype(Exact)
         self.map, self.radius = features, radius
-        self.w = features.rows(dtype).astype(Exact) if isinstance(features, nprf.RandomFeatures) else None
+        self.w = None
+        if isinstance(features, nprf.RandomFeatures):
+            self.w = features.rows(dtype).astype(Exact)
+        elif isinstance(features, nprf.ProjectedFeatures):
+            self.w = features.rows.astype(dtype).astype(Exact)
         if radius > 0:
             norms = np.sqrt((x * x).sum(-1, keepdims=True))
             self.scale = np.where(norms > 0, radius / np.where(norms > 0, norms, 1), 0)

@@ -66,6 +66,12 @@ def test_halves_and_no_batch(rng):
     assert np.abs(np.asarray(y, np.float64) - exact).max() <= 2**-8 * np.abs(exact).max()  # y is rounded once
 
 
+def test_no_keys(rng):
+    q, none = jnp.array(heads(rng, H, N, D)), jnp.zeros((H, 0, D))
+    for mask in (None, jnp.zeros(0, bool), jnp.zeros((1, 0), bool)):
+        assert not nprf.jax.attention(q, none, none, features=nprf.orf(D, 16), key_mask=mask).any()
+
+
 def test_errors(rng):
     q = jnp.array(heads(rng, B, H, N, D))
     f = nprf.orf(D, 16)

@@ -54,6 +54,7 @@ class T5Encoder(torch.nn.Module):
         return x
 
 
+@pytest.mark.filterwarnings("error")  # there is no map that would have to be calibrated
 def test_replace_attention():
     model = T5Encoder()
     x = torch.randn(2, 30, 24)
@@ -111,6 +112,7 @@ def test_a_bias_that_is_replaced_later_is_that_of_all_layers():
     model, x, other = T5Encoder(), torch.randn(2, 30, 24), torch.nn.Embedding(16, 3)
     ours = copy.deepcopy(model)
     nprf.torch.replace_attention(ours, near=30)
+    ours(x)
     model.layers[0].relative_attention_bias = ours.layers[0].relative_attention_bias = other
     with torch.no_grad():
         y = ours(x)
@@ -151,6 +153,11 @@ def test_what_is_refused_changes_nothing():
     del layers[0].o
     with pytest.raises(ValueError, match="layers.0: expected a T5Attention with o, got one without"):
         nprf.torch.replace_attention(torch.nn.ModuleDict({"layers": torch.nn.ModuleList(layers)}))
+    own = T5Encoder()  # layers of this class do not share their biases
+    for layer in own.layers:
+        layer.__class__ = type("UMT5Attention", (torch.nn.Module,), {})
+    with pytest.raises(ValueError, match="layers.1: expected a module with relative_attention_bias"):
+        nprf.torch.replace_attention(own)
 
 
 def test_a_module_with_several_places_stays_one():

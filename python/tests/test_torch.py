@@ -293,7 +293,7 @@ def test_opcheck():
     features, seed, offset = nprf.orf(D, 16), torch.tensor(7), torch.tensor(2)
     constants = _maps.bytes_of(nprf.ProjectedFeatures("positive", np.eye(D)))
     options = _functional.Options("t5:128", True, 2, 1.0, "automatic", False, check_finite=True)
-    text = _functional._text_of(_maps.named(features), options)
+    text = _functional._text_of(_maps.named(features, q), options)
     for key_mask, packed, of_map, at, save in (
         (None, None, None, None, True), (mask, None, None, None, True), (torch.tensor([N, 5]), None, None, None, True),
         (mask, None, seed, offset, True), (None, None, None, None, False), (mask, None, constants, None, False),
@@ -544,10 +544,18 @@ def test_threads_are_those_of_torch():
         assert all(torch.equal(a, b) for a, b in zip(gradients, others))
     finally:
         torch.set_num_threads(before)
-    # one OpenMP in the process
-    with open("/proc/self/maps") as maps:
-        libraries = {line.split()[-1] for line in maps if "libgomp" in line}
-    assert len(libraries) == 1, libraries
+
+
+def test_one_openmp_in_the_process():
+    program = """
+import torch, nprf.torch
+q = torch.randn(1, 2, 300, 8)
+nprf.torch.attention(q, q, q, features=nprf.taylor(8))
+with open("/proc/self/maps") as maps:
+    print({line.split()[-1] for line in maps if "libgomp" in line})
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.count("libgomp") == 1, done.stdout
 
 
 def test_ctrl_c_ends_a_call():
@@ -1273,6 +1281,21 @@ for features in ("taylor", "orf", [nprf.orf(8, 8, seed) for seed in range(2)]):
     layer.load_state_dict(layer.state_dict())
     with torch.no_grad():
         layer.decoder()(x)
+
+
+class T5Attention(torch.nn.Module):
+    n_heads, has_relative_attention_bias = 2, True
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (torch.nn.Linear(16, 16) for _ in range(4))
+        self.relative_attention_bias = torch.nn.Embedding(8, 2)
+
+
+model = torch.nn.ModuleList([T5Attention()])
+nprf.torch.replace_attention(model)
+for mask in (None, torch.ones(1, 1, 9, 9, dtype=torch.bool), torch.zeros(1, 1, 1, 9)):
+    model[0](x, mask=mask)[0].sum().backward()
 assert "torch._dynamo" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True)
@@ -1345,6 +1368,11 @@ def test_biases_as_other_libraries_have_them():
         (
             "2n-1 for the lags .*, got 60; of 2n leave out",
             torch.zeros(8, 60, dtype=torch.float64),
+            {"position": "table"},
+        ),
+        (
+            r"bias: expected .* got 4; the table of a matrix .* is nprf.RelativePosition.of_matrix\(bias\).b",
+            torch.zeros(1, 8, N, N, dtype=torch.float64),
             {"position": "table"},
         ),
         ("position: expected 'table', 't5', .* beside a bias, got None", torch.zeros(33), {"position": None}),

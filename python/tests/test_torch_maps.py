@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Feature maps in tensors: the map of a layer is what its buffer says, whoever has written it, and a stored graph has the
-map in it, for another process."""
+"""Feature maps in tensors: the map of a layer is what its buffer says, whoever has written it, and a stored graph has
+the map in it, for another process."""
 
 import copy
 import pickle
@@ -44,6 +44,20 @@ def layer_with(features, **options):
     return layer
 
 
+class Replaced:
+    """What T5SelfAttention takes the place of."""
+
+    def __init__(self):
+        self.q, self.k, self.v, self.o = (torch.nn.Linear(E, E, bias=False) for _ in range(4))
+        self.n_heads, self.has_relative_attention_bias, self.training = H, True, True
+        self.relative_attention_bias = torch.nn.Embedding(16, H)
+
+
+def replaced_with(features):
+    """Whose first parameter is the weight of queries."""
+    return nprf.torch.T5SelfAttention(Replaced(), features, near=2)
+
+
 def tensors_of(layer):
     return [*layer.parameters(), *layer.buffers()]
 
@@ -71,22 +85,24 @@ def write(layer, other, how):
     "how", ["load_state_dict", "load_state_dict(assign=True)", "swap_tensors", "copy_", "data", "NumPy"]
 )
 @pytest.mark.parametrize("kind", maps())
-def test_a_layer_has_the_map_that_was_written(kind, how):
-    layer, other = map(layer_with, maps()[kind])
+@pytest.mark.parametrize("make", [layer_with, replaced_with])
+def test_a_layer_has_the_map_that_was_written(make, kind, how):
+    layer, other = map(make, maps()[kind])
     x = torch.randn(2, N, E)
     expected = other(x)[0]
     assert kind == "none" or layer.features != other.features
     write(layer, other, how)
     assert layer.features == other.features and torch.equal(layer(x)[0], expected)
-    write(layer, layer_with(maps()[kind][0]), how)  # and back
+    write(layer, make(maps()[kind][0]), how)  # and back
     assert layer.features == maps()[kind][0]
 
 
 @pytest.mark.parametrize("how", ["load_state_dict(assign=True)", "NumPy"])
 @pytest.mark.parametrize("kind", ["seed", "bytes"])
-def test_a_compiled_layer_has_the_map_that_was_written(kind, how):
+@pytest.mark.parametrize("make", [layer_with, replaced_with])
+def test_a_compiled_layer_has_the_map_that_was_written(make, kind, how):
     """In the same graph."""
-    layer, other = map(layer_with, maps()[kind])
+    layer, other = map(make, maps()[kind])
     x = torch.randn(2, N, E)
     torch._dynamo.reset()
     graphs = CompileCounterWithBackend("aot_eager")
@@ -98,11 +114,12 @@ def test_a_compiled_layer_has_the_map_that_was_written(kind, how):
 
 @pytest.mark.parametrize("kind", ["seed", "bytes"])
 @pytest.mark.parametrize("how", ["plain", "compiled", "operator", "operator, and forward again"])
-def test_gradients_are_those_of_the_map_of_forward(kind, how, monkeypatch):
+@pytest.mark.parametrize("make", [layer_with, replaced_with])
+def test_gradients_are_those_of_the_map_of_forward(make, kind, how, monkeypatch):
     """Even if another one was written between, as DDP does when it sends buffers before the next forward."""
-    layer, other = map(layer_with, maps()[kind])
-    x = torch.randn(2, N, E)
-    expected = torch.autograd.grad(layer(x)[0].square().sum(), layer.in_proj_weight)[0]
+    layer, other = map(make, maps()[kind])
+    x, weight = torch.randn(2, N, E), next(layer.parameters())
+    expected = torch.autograd.grad(layer(x)[0].square().sum(), weight)[0]
     torch._dynamo.reset()
     call = torch.compile(layer, fullgraph=True, backend="aot_eager") if how == "compiled" else layer
     if how.startswith("operator"):
@@ -112,7 +129,7 @@ def test_gradients_are_those_of_the_map_of_forward(kind, how, monkeypatch):
         loss = call(x)[0].square().sum()
     for mine, its in zip(layer.buffers(), other.buffers()):
         mine.copy_(its)
-    assert torch.equal(torch.autograd.grad(loss, layer.in_proj_weight)[0], expected)
+    assert torch.equal(torch.autograd.grad(loss, weight)[0], expected)
     assert not torch.equal(call(x)[0].square().sum(), loss)
 
 
@@ -134,6 +151,26 @@ def test_copies_of_a_layer_have_its_map(kind):
     assert torch.equal(torch.func.functional_call(first, tensors, (x,))[0], expected)
     other.to_empty(device="cpu").reset_parameters()
     assert other.features == maps()[kind][0]
+
+
+@pytest.mark.parametrize("kind", maps())
+def test_copies_of_a_replaced_layer_have_its_map(kind):
+    """And it loads the state dict of what it has replaced, in strict mode, which leaves its map."""
+    layer, x = replaced_with(maps()[kind][1]), torch.randn(2, N, E)
+    y = layer(x)[0]
+    for each in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert each.features == layer.features and torch.equal(each(x)[0], y)
+    for assign in (False, True):
+        original = {name: each for name, each in layer.state_dict().items() if not name.startswith("features")}
+        original["q.weight"] = torch.randn(E, E)
+        other = replaced_with(maps()[kind][0])
+        other.load_state_dict(original, assign=assign)
+        assert other.features == maps()[kind][0] and torch.equal(other.q.weight, original["q.weight"])
+        assert not any(name.startswith("features") for name in original)
+        other.load_state_dict(layer.state_dict(), assign=assign)
+        assert other.features == layer.features and torch.equal(other(x)[0], y)
+        other.reset_features()
+        assert other.features == maps()[kind][0]
 
 
 def test_many_models_at_once_are_refused():

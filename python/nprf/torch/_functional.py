@@ -266,9 +266,9 @@ def _needed(ctx: Any, gradients: tuple[Optional[Tensor], ...]) -> tuple[Optional
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-    *tensors, features, offset_tensor, ctx.options, ctx.offset, _ = inputs
+    *tensors, features, offset_tensor, ctx.options, ctx.offset, save = inputs
     _, token, kept = output
-    ctx.save_for_backward(token, *tensors, None if features is None else kept, offset_tensor)
+    ctx.save_for_backward(token, *tensors, kept if save and features is not None else features, offset_tensor)
     ctx.set_materialize_grads(False)
 
 

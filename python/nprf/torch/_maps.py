@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch._subclasses import FakeTensor
+from torch.utils.dlpack import from_dlpack
 
 from .. import features as maps
 from .._attention import memory_owners
@@ -61,8 +62,9 @@ def array_of(features: Features, redraws: int = 0) -> NDArray[np.uint8]:
 
 
 def bytes_of(features: Features, redraws: int = 0) -> Tensor:
-    """array_of() as a tensor on the CPU."""
-    return torch.from_numpy(array_of(features, redraws))
+    """array_of() as a tensor on the CPU. torch.jit.trace would record from_numpy(), in the first of its runs alone."""
+    made: Tensor = from_dlpack(array_of(features, redraws))
+    return made
 
 
 def features_of_bytes(constants: Any) -> tuple[Features, int]:

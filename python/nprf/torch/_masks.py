@@ -70,8 +70,7 @@ def check_causal(mask: Tensor, n_q: int, n_k: int, rows: int, offset: int) -> No
         )
 
 
-@torch.library.custom_op("nprf::padding_of_rows", mutates_args=())
-def _padding_of_rows_op(mask: Tensor, causal: bool) -> Tensor:
+def _dropped_by_rows(mask: Tensor, causal: bool) -> Tensor:
     kept = mask if mask.dtype == torch.bool else ~_dropped_keys(mask, "mask")
     if mask.numel() == 0:
         return mask.new_zeros((mask.shape[0], mask.shape[-1]), dtype=torch.bool)
@@ -92,6 +91,11 @@ def _padding_of_rows_op(mask: Tensor, causal: bool) -> Tensor:
     return (~of_last[:, 0, 0]).contiguous()
 
 
+@torch.library.custom_op("nprf::padding_of_rows", mutates_args=())
+def _padding_of_rows_op(mask: Tensor, causal: bool) -> Tensor:
+    return _dropped_by_rows(mask, causal)
+
+
 @_padding_of_rows_op.register_fake
 def _(mask: Tensor, causal: bool) -> Tensor:
     return mask.new_empty((mask.shape[0], mask.shape[-1]), dtype=torch.bool)
@@ -110,5 +114,6 @@ def padding_of_rows(mask: Tensor, causal: bool, n: int) -> Tensor:
         mask = mask[:, :1]  # the same for all heads
     if mask.dim() == 4 and not causal and mask.stride(2) == 0:
         mask = mask[:, :, :1]  # and for all queries
-    padding: Tensor = _padding_of_rows_op(mask.detach(), causal)
+    # without the operator as in padding_of()
+    padding: Tensor = (_dropped_by_rows if is_plain(mask) else _padding_of_rows_op)(mask.detach(), causal)
     return padding

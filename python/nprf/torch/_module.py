@@ -243,8 +243,8 @@ class Attention(ModuleWithFeatures):
         integers.
 
         lengths, cumulative_lengths, key_cumulative_lengths, offset, tolerance, softmax_samples, softmax_seed,
-        check_finite and gradient_report: as in nprf.torch.attention; with report=True (y, nprf.Report). A nested tensor has none of
-        them.
+        check_finite and gradient_report: as in nprf.torch.attention; with report=True (y, nprf.Report). A nested tensor
+        has none of them.
         """
         for name in options:
             if name not in LayerOptions.__annotations__:

@@ -141,7 +141,9 @@ def _positions_of(native: Native, bias: Optional[Tensor], extra: Optional[Tensor
     kind, *sizes = position.split(":")
     dims = _dims[kind]
     if bias.dim() not in (dims, dims + 1):
-        raise ValueError(f"bias: expected {dims} dimensions, or {dims + 1} with heads, got {bias.dim()}")
+        of_pairs = kind == "table" and bias.dim() > 2
+        hint = "; the table of a matrix [heads, n, n] is nprf.RelativePosition.of_matrix(bias).b" if of_pairs else ""
+        raise ValueError(f"bias: expected {dims} dimensions, or {dims + 1} with heads, got {bias.dim()}{hint}")
     if bias.numel() == 0:
         raise ValueError(f"bias: expected at least one number, got the shape {tuple(bias.shape)}")
     is_matrix = dims == 1 and bias.dim() == 2

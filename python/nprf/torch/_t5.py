@@ -29,7 +29,7 @@ class T5SelfAttention(ModuleWithFeatures):
     """Takes the place of a T5 model's self-attention: a module with linear layers q, k, v and o, n_heads, and
     has_relative_attention_bias; if that is True also relative_attention_bias, an embedding [buckets, heads]. It has the
     state dict of the module that it replaces, and its feature map (features_seed or features_constants, as in
-    MultiheadAttention); without it in a state dict the map stays. It does not have the module's dropout.
+    Attention), which stays if a state dict has none. It does not have the module's dropout.
 
     features: a map of vectors of as many numbers as a head has, or one for each head; None: all pairs are exact, and a
     call with more than `near` tokens raises ValueError. T5 does not divide q.k by sqrt(d), and does not normalise, so
@@ -66,7 +66,7 @@ class T5SelfAttention(ModuleWithFeatures):
         self.max_distance = getattr(replaced, "relative_attention_max_distance", 128)
         made = taylor(self.head_dim) if features is None else features_of(features)
         self.hold_features(checked_map(made, self.head_dim, self.heads), replaced.q.weight.device)
-        self._needs_exact_pairs = features is None
+        self.needs_exact_pairs = features is None
         self.report, self.softmax_samples = report, softmax_samples
         self.train(replaced.training)
         # what code of the model reads
@@ -86,7 +86,7 @@ class T5SelfAttention(ModuleWithFeatures):
     def _attend(self, hidden_states: Tensor, mask: Optional[Tensor], others: dict[str, Any]) -> Tensor:
         self._check_arguments(others)
         n = hidden_states.shape[1]
-        if self._needs_exact_pairs and n > self.near:
+        if self.needs_exact_pairs and n > self.near:
             raise ValueError(f"hidden_states: expected at most {self.near} tokens (near) without features, got {n}")
         split = (self.heads, self.head_dim)
         q, k, v = (layer(hidden_states).unflatten(-1, split) for layer in (self.q, self.k, self.v))
@@ -98,7 +98,7 @@ class T5SelfAttention(ModuleWithFeatures):
             k,
             v,
             self._bias(),
-            features=self.named_features(),
+            features=self.named_features(),  # type: ignore[arg-type]
             position=("t5", self.max_distance),
             causal=self.causal,
             near=self.near,
@@ -120,7 +120,7 @@ class T5SelfAttention(ModuleWithFeatures):
 
     def hold_features(self, features: Features, device: Any = None) -> None:
         super().hold_features(features, device)
-        self._needs_exact_pairs = False
+        self.needs_exact_pairs = False
 
     def _prepare_to_load(self, state_dict: Any, prefix: str) -> None:
         """The model's own checkpoint has no seed."""
@@ -146,7 +146,7 @@ class T5SelfAttention(ModuleWithFeatures):
                 raise ValueError(f"{name}: expected {expected}, got {type(value).__name__}")
 
     def extra_repr(self) -> str:
-        features = None if self._needs_exact_pairs else self.features
+        features = None if self.needs_exact_pairs else self.features
         return f"features={features}, near={self.near}, sinks={self.sinks}, causal={self.causal}"
 
 
