@@ -282,12 +282,12 @@ class LifeRun {
   static bool all_zero(const T* y, Index n) {
     return std::all_of(y, y + n, [](T each) { return each == 0; });
   }
+  // of the columns that are finite by a formula
   Exact error_of(const T* y, const Exact* exact) const {
     Exact most = 0;
-    for (Index p = 0; p < c().d_v; ++p) {
-      const Exact error = std::abs(y[p] - exact[p]);
-      most = std::isnan(error) ? -minus_infinity : std::max(most, error);
-    }
+    for (Index p = 0; p < c().d_v; ++p)
+      if (std::isfinite(exact[p]))
+        most = std::max(most, std::isfinite(y[p]) ? std::abs(y[p] - exact[p]) : -minus_infinity);
     return most;
   }
 
@@ -309,7 +309,10 @@ class LifeRun {
       bound = largest_bound<T>(c(), truth);
     }
     const Exact tolerance = bound * v_max + Limits::min(), error = error_of(y, exact);
-    if (is == Row::non_finite) return check_non_finite_row(call, y, exact, tolerance, where);
+    for (Index p = 0; p < c().d_v; ++p)
+      if (!std::isfinite(exact[p]) && std::isfinite(y[p]))
+        fail({Kind::not_finite, static_cast<double>(y[p]), 0, where});
+    if (is == Row::non_finite && (c().has_signs() || !std::isfinite(tolerance))) return;
     const bool may_be_softmax = c().replaces_cancelled_rows() || c().falls_back_to_softmax(),
                cancels = c().replaces_cancelled_rows() && condition > 1.01L * detail::worst_sum_of_features;
     if (is == Row::ill_conditioned && !may_be_softmax && !(condition < 1e-2 / Limits::epsilon())) return;
@@ -328,19 +331,6 @@ class LifeRun {
     const double by = static_cast<double>(std::min(error, other_error)), most = static_cast<double>(tolerance);
     if (by - most >= call.worst.error - call.worst.bound)
       call.worst = {is_of_formula ? Kind::cancelled : Kind::y, by, most, where};
-  }
-
-  // columns of y are non-finite where those of the formula are; the others are those of the formula, or the row fails
-  void check_non_finite_row(Call& call, const T* y, const Exact* exact, Exact tolerance, const std::string& where) {
-    Exact error = 0;
-    for (Index p = 0; p < c().d_v; ++p)
-      if (std::isfinite(exact[p]))
-        error = std::max(error, std::isfinite(y[p]) ? std::abs(y[p] - exact[p]) : -minus_infinity);
-      else if (std::isfinite(y[p]))
-        fail({Kind::not_finite, static_cast<double>(y[p]), 0, where});
-    if (error <= tolerance || c().has_signs() || !std::isfinite(tolerance)) return;
-    ++call.failing, ++call.counted;
-    call.worst = {Kind::y, static_cast<double>(error), static_cast<double>(tolerance), where};
   }
 
   void check_call(const Call& call) {
