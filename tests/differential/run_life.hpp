@@ -314,7 +314,8 @@ class LifeRun {
         fail({Kind::not_finite, static_cast<double>(y[p]), 0, where});
     if (is == Row::non_finite && (c().has_signs() || !std::isfinite(tolerance))) return;
     const bool may_be_softmax = c().replaces_cancelled_rows() || c().falls_back_to_softmax(),
-               cancels = c().replaces_cancelled_rows() && condition > 1.01L * detail::worst_sum_of_features;
+               cancels = is != Row::non_finite && c().replaces_cancelled_rows() &&
+                         condition > 1.01L * detail::worst_sum_of_features;
     if (is == Row::ill_conditioned && !may_be_softmax && !(condition < 1e-2 / Limits::epsilon())) return;
     ++m_tally.rows;
     const bool is_of_formula = error <= tolerance;
