@@ -25,7 +25,8 @@
   nprf::Batch<T>::~Batch();                                                                                       \
   template <>                                                                                                     \
   void nprf::Batch<T>::forward(const HeadModels<T>&, const HeadsView<const T>&, const HeadsView<const T>&,        \
-                               const HeadsView<const T>&, const HeadsView<T>&, const CallOptions&, Saved<T>*);    \
+                               const HeadsView<const T>&, const HeadsView<T>&, const CallOptions&, Saved<T>*,     \
+                               Lengths);                                                                          \
   template <>                                                                                                     \
   nprf::GradientReport nprf::Batch<T>::backward(const HeadModels<T>&, const Saved<T>&, const HeadsView<const T>&, \
                                                 const HeadsView<T>&, const HeadsView<T>&, const HeadsView<T>&);   \
