@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 //
 // Many steps do not drift: the last rows are within their error bounds, which do not grow.
+#include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "decoder/tokens.hpp"
 #include "nprf/decoder/decoder.hpp"
@@ -82,6 +84,30 @@ TEST_CASE("many steps with a ring of keys, and with windows", "[long]") {
                   t5_position<float>(normal<float>(1, 16, 2).row(0), Direction::causal, 40), 32, {}, n);
   const Vector<float> table = 0.3f * random_table<float>(n, 3);
   check_last_rows(orf<float>(4, 8, 1), RelativePosition<float>(table), 0, {.size = 128}, n);
+}
+
+// rounding errors of equal terms do not average out
+TEST_CASE("steps over many equal tokens are within their bound, of far pairs, near ones and sinks", "[decoder]") {
+  using T = float;
+  constexpr Index d = 4, d_v = 16, n = 3000;
+  Vector<T> table(2 * n - 1);
+  for (Index l = 0; l < table.size(); ++l) table[l] = l % 2 == 0 ? T(0.01) : T(0);  // no tail
+  const RelativePosition<T> position(table);
+  for (const auto& [near, sinks] : {std::pair<Index, Index>{0, 0}, {n, 0}, {0, n}}) {
+    const AttentionOptions options{.direction = Direction::causal, .near = near, .sinks = sinks};
+    TokenBatch<T> x(1, 1, 1, 1, d, d_v);
+    const Matrix<T> v = x.v(0, 0);
+    Decoder decoder(MultiHeadAttention(orf<T>(d, 8, 1), position, options), {.windows = {.size = 0}});
+    Report report;
+    double worst = 0;
+    for (Index i = 0; i < n; ++i) {
+      x.step(decoder, 0, 1, {.report = &report});
+      worst = std::max(worst, ratio_to_bound(Matrix<T>(x.y(0, 0)), v, report.error_bound, v));
+    }
+    INFO(near << " near, " << sinks << " sinks");
+    CHECK(report.failing_rows + report.repaired_rows == 0);
+    CHECK(worst <= 1);
+  }
 }
 
 }  // namespace nprf::test::decoder_decoder_long

@@ -26,8 +26,9 @@ void check(const SinkTokens<float>& sinks, const Tokens& x, Index count) {
   const Matrix<float> axes = Matrix<float>::Identity(d, d);
   for (Index j = 0; j < count; ++j) {
     for (Index l = 0; l < d; ++l) CHECK(sinks.score(axes.row(l).data(), j) == x.k(j, l));
-    Vector<float> N = Vector<float>::Zero(d_v);
-    sinks.add_value(2, j, N.data());
+    Vector<float> N = Vector<float>::Zero(padded_to_lanes(d_v)), weights = Vector<float>::Zero(j + 1);
+    weights[j] = 2;
+    sinks.add_values(weights.data(), j + 1, N.data());
     for (Index p = 0; p < d_v; ++p) CHECK(N[p] == 2 * x.v(j, p));
     CHECK(sinks.largest_value(j) == static_cast<float>(j));
   }
@@ -63,8 +64,9 @@ TEST_CASE("sinks: only the finite entries of a value are added", "[decoder]") {
   SinkTokens<float> sinks(2, d, d_v);
   sinks.reserve(2);
   sinks.put(1, x.token(1), x.k.row(1).data());
-  Vector<float> N = Vector<float>::Ones(d_v);
-  sinks.add_value(1, 1, N.data());
+  Vector<float> N = Vector<float>::Ones(padded_to_lanes(d_v));
+  const float weights[] = {0, 1};
+  sinks.add_values(weights, 2, N.data());
   for (Index p = 0; p < d_v; ++p) CHECK(N[p] == (p == 3 ? 1 : 1 + x.v(1, p)));
 }
 

@@ -6,6 +6,7 @@
 
 #include "nprf/config.hpp"
 #include "nprf/core/compensated_sum.hpp"
+#include "nprf/core/pack.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/core/workspace.hpp"
 
@@ -17,14 +18,27 @@ namespace nprf {
 /// The number of keys in a chunk.
 inline constexpr Index chunk_keys = 4096;
 
-/// The numbers of keys that tiles of attention, and those of exact softmax, sum in a run, before the next run is added;
-/// and a bound of the terms that an engine by FFT adds one after the other. The certificates of rounding errors
-/// (row_error_bound.hpp) count on them.
+/// The numbers of keys that tiles of attention and steps of a decoder, and tiles of exact softmax, sum in a run, before
+/// the next run is added; and a bound of the terms that an engine by FFT adds one after the other. The certificates of
+/// rounding errors (row_error_bound.hpp) count on them.
 inline constexpr Index run_keys = 64, softmax_run_keys = 256, plain_sum_of_fft = 512;
 
 /// The largest number of terms in a sum over n_k keys that are added without compensation, so that their rounding
 /// errors accumulate.
 constexpr Index longest_plain_sum(Index n_k) { return std::min(n_k, chunk_keys); }
+
+/// The sum of x (n), in runs of run_keys; n is a multiple of a pack.
+template <Real T>
+T sum_in_runs(const T* x, Index n) {
+  using P = Pack<T>;
+  P all = P::all(0);
+  for (Index begin = 0; begin < n; begin += run_keys) {
+    P sum = P::all(0);
+    for (Index k = begin; k < std::min(begin + run_keys, n); k += P::size) sum = sum + P::load(x + k);
+    all = all + sum;
+  }
+  return all.sum();
+}
 
 /// sums (n) += terms (n); compensation (n) += the exact rounding errors of these additions. Terms that are zero change
 /// no bit.

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "nprf/core/long_sums.hpp"
 #include "nprf/core/pack.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/core/workspace.hpp"
@@ -26,7 +27,8 @@ class ExactKeys {
   ExactKeys(const StepBias<T>& bias, const TokenRing<T>& ring, const SinkTokens<T>& sinks, Index tokens, Index most,
             Index most_sinks, Workspace& scratch)
       : m_bias(bias), m_ring(ring), m_sinks(sinks), m_tokens(tokens), m_largest_bias(bias.largest(tokens)) {
-    m_sink_exponents = scratch.take<double>(most_sinks);
+    m_sink_exponents = scratch.take<double>(padded_to_lanes(most_sinks));
+    m_sink_weights = scratch.take<T>(padded_to_lanes(most_sinks));
     const Index slots = most > 0 ? padded_to_lanes(most) + most_ranges * tile : 0;
     m_exponents = scratch.take<double>(slots);
     m_weights = scratch.take<T>(slots);
@@ -37,6 +39,7 @@ class ExactKeys {
   double set_exponents(const T* query, Index sinks, Index first, double constant) {
     double largest = minus_infinity;
     m_num_sinks = sinks;
+    std::fill(m_sink_exponents + sinks, m_sink_exponents + padded_to_lanes(sinks), minus_infinity);
     for (Index j = 0; j < sinks; ++j) {
       const double b = m_bias(m_tokens - 1 - j);
       // with b = -infinity the key may be non-finite
@@ -71,23 +74,20 @@ class ExactKeys {
   Sums add(double reference, bool all_finite, T* N) {
     Sums sums;
     if (reference == minus_infinity) return sums;
-    for (Index j = 0; j < m_num_sinks; ++j) {
-      if (m_sink_exponents[j] == minus_infinity) continue;
-      const T weight = static_cast<T>(std::exp(m_sink_exponents[j] - reference));
-      sums.weights += weight, sums.largest_value = std::max(sums.largest_value, m_sinks.largest_value(j));
-      if (weight != 0) m_sinks.add_value(weight, j, N);
-    }
+    exponentials(m_sink_exponents, reference, padded_to_lanes(m_num_sinks), m_sink_weights);
+    sums.weights = sum_in_runs(m_sink_weights, padded_to_lanes(m_num_sinks));
+    for (Index j = 0; j < m_num_sinks; ++j)
+      if (m_sink_exponents[j] > minus_infinity)
+        sums.largest_value = std::max(sums.largest_value, m_sinks.largest_value(j));
+    m_sinks.add_values(m_sink_weights, m_num_sinks, N);
     for (Index i = 0; i < m_num_ranges; ++i) {
       const auto [slot, slots, at] = m_ranges[i];
       T* weights = m_weights + at;
       exponentials(m_exponents + at, reference, slots, weights);
-      P sum = P::all(0), most = P::all(sums.largest_value);
-      for (Index s = 0; s < slots; s += P::size) {
-        const P w = P::load(weights + s);
-        sum = sum + w;
-        most = larger(where_not_zero(P::load(m_ring.largest_values() + slot + s), w), most);
-      }
-      sums.weights += sum.sum(), sums.largest_value = most.largest();
+      P most = P::all(sums.largest_value);
+      for (Index s = 0; s < slots; s += P::size)
+        most = larger(where_not_zero(P::load(m_ring.largest_values() + slot + s), P::load(weights + s)), most);
+      sums.weights += sum_in_runs(weights, slots), sums.largest_value = most.largest();
       if (!all_finite) m_ring.add_finite_entries(weights, slots, N, slot);
       m_ring.add_values(weights, slots, N, slot);
     }
@@ -111,7 +111,7 @@ class ExactKeys {
   double m_largest_bias;
   Range m_ranges[most_ranges];
   double *m_sink_exponents, *m_exponents;
-  T* m_weights;
+  T *m_sink_weights, *m_weights;
 };
 
 }  // namespace nprf

@@ -12,6 +12,7 @@
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/segments.hpp"
 #include "nprf/core/error.hpp"
+#include "nprf/core/long_sums.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/decoder/online_convolution.hpp"
 #include "nprf/decoder/running_sums.hpp"
@@ -79,7 +80,7 @@ struct StepModel {
 
   /// The error of a row of softmax, and that of a row of condition 1, for norms of its query and of the keys.
   double error_of_softmax_row(double q_norm, double k_norm, Index keys) const {
-    return error_of_softmax<T>(features.map().input_dim(), q_norm * k_norm, largest_exponent<T>, keys);
+    return error_of_softmax<T>(features.map().input_dim(), q_norm * k_norm, largest_exponent<T>, keys, run_keys);
   }
   double error_of_row(double q_norm, double k_norm, Index keys, Index slots) const {
     const double exact_pairs =

@@ -8,6 +8,7 @@
 
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/scaling/value_scaling.hpp"
+#include "nprf/core/long_sums.hpp"
 #include "nprf/core/pack.hpp"
 #include "nprf/core/row_quotient.hpp"
 #include "nprf/core/types.hpp"
@@ -113,23 +114,22 @@ class StepRow {
     const Workspace::Scope scope(m_scratch);
     T* scores = m_scratch.take<T>(weights.slots());
     const bool has_norms = !m_model.is_positive();
-    T D = 0, norms_of_keys = 0;
+    T D = 0;
+    P sum_of_norms = P::all(0);
     weights.for_each_range([&](Index at, Index slot, Index count) {
-      P sum = P::all(0), sum_of_norms = P::all(0);
       m_ring.scores(m_A, count, scores + at, slot);
       const T *norms = m_ring.norms() + slot, *all = weights.weights() + at;
       for (Index s = 0; s < count; s += P::size) {
-        const P c = P::load(all + s), w = weighted(P::load(scores + at + s), c);
-        w.store(scores + at + s);
-        sum = sum + w;
+        const P c = P::load(all + s);
+        weighted(P::load(scores + at + s), c).store(scores + at + s);
         if (has_norms) sum_of_norms = multiply_add(weighted(P::load(norms + s), c), P::all(1), sum_of_norms);
       }
-      D += sum.sum(), norms_of_keys += sum_of_norms.sum();
+      D += sum_in_runs(scores + at, count);
       if (!m_tokens.all_finite) m_ring.add_finite_entries(scores + at, count, m_N, slot);
       m_ring.add_values(scores + at, count, m_N, slot);
     });
     m_D = D;
-    return norms_of_keys;
+    return sum_of_norms.sum();
   }
 
   // the bound of the error of the window's sums, relative to the largest |v|

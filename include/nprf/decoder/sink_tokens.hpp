@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "nprf/core/long_sums.hpp"
 #include "nprf/core/pack.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/decoder/running_sums.hpp"
@@ -47,11 +48,17 @@ class SinkTokens {
   T score(const T* query, Index position) const { return dot_by_packs(query, m_keys.data() + position * m_d, m_d); }
   /// The largest finite |v|.
   T largest_value(Index position) const { return m_largest_values[position]; }
-  /// Adds the finite entries of a value, times a weight, to N (d_v).
-  void add_value(T weight, Index position, T* N) const {
-    const T* value = m_values.data() + position * m_stride;
-    for (Index p = 0; p < m_d_v; ++p)
-      if (m_finite_values[position] || std::isfinite(value[p])) N[p] += weight * value[p];
+  /// N (padded d_v) += the finite entries of the values of the first `sinks` positions, times weights (sinks), in runs
+  /// of run_keys. A position of weight 0 is not read.
+  void add_values(const T* weights, Index sinks, T* N) const {
+    using P = Pack<T>;
+    for (Index begin = 0; begin < sinks; begin += run_keys)
+      for (Index p = 0; p < m_stride; p += P::size) {
+        P sum = P::all(0);
+        for (Index j = begin; j < std::min(begin + run_keys, sinks); ++j)
+          if (weights[j] != T(0)) sum = multiply_add(P::all(weights[j]), finite_value(j, p), sum);
+        (P::load(N + p) + sum).store(N + p);
+      }
   }
 
   std::size_t bytes() const {
@@ -70,6 +77,15 @@ class SinkTokens {
   }
 
  private:
+  // from column p on, with zeros for other than finite entries
+  Pack<T> finite_value(Index position, Index p) const {
+    const T* value = m_values.data() + position * m_stride + p;
+    if (m_finite_values[position]) return Pack<T>::load(value);
+    T finite[Pack<T>::size];
+    std::transform(value, value + Pack<T>::size, finite, [](T x) { return std::isfinite(x) ? x : T(0); });
+    return Pack<T>::load(finite);
+  }
+
   Index m_sinks = 0, m_d = 0, m_d_v = 0, m_stride = 0;
   Vector<T> m_keys, m_values, m_largest_values;  // (tokens,d) (tokens,padded d_v) (tokens)
   Vector<std::uint8_t> m_finite_values;          // (tokens)

@@ -8,6 +8,7 @@
 #include <limits>
 #include <utility>
 
+#include "nprf/core/long_sums.hpp"
 #include "nprf/core/pack.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/decoder/running_sums.hpp"
@@ -122,7 +123,8 @@ class TokenRing {
     scores_from<std::max<Index>(8 * Pack<T>::size / tile, 1)>(A, m_features.data() + first * m_shape.r, slots, scores);
   }
 
-  /// N (padded d_v) += the sum of the values of these slots with these weights. A slot of weight 0 is not read.
+  /// N (padded d_v) += the sum of the values of these slots with these weights, in runs of run_keys. A slot of weight 0
+  /// is not read.
   void add_values(const T* weights, Index slots, T* N, Index first = 0) const {
     constexpr Index W = Pack<T>::size;
     for_each_columns(m_stride / W, [&]<Index packs>(Index at) {
@@ -223,17 +225,22 @@ class TokenRing {
 
   template <Index packs>
   void add_columns(const T* weights, Index slots, const T* v, T* N) const {
+    for (Index s = 0; s < slots; s += run_keys, weights += run_keys, v += run_keys * m_stride)
+      add_run<packs>(weights, std::min(run_keys, slots - s), v, N);
+  }
+  template <Index packs>
+  void add_run(const T* weights, Index slots, const T* v, T* N) const {
     using P = Pack<T>;
     // two sums, of even and of odd slots, hide the latency of an addition
     P even[packs], odd[packs];
     NPRF_UNROLL
-    for (Index at = 0; at < packs; ++at) even[at] = P::load(N + at * P::size), odd[at] = P::all(0);
+    for (Index at = 0; at < packs; ++at) even[at] = odd[at] = P::all(0);
     for (Index s = 0; s < slots; s += 2, v += 2 * m_stride) {
       add_value<packs>(weights[s], v, even);
       add_value<packs>(weights[s + 1], v + m_stride, odd);
     }
     NPRF_UNROLL
-    for (Index at = 0; at < packs; ++at) (even[at] + odd[at]).store(N + at * P::size);
+    for (Index at = 0; at < packs; ++at) (P::load(N + at * P::size) + (even[at] + odd[at])).store(N + at * P::size);
   }
   template <Index packs>
   NPRF_ALWAYS_INLINE static void add_value(T weight, const T* v, Pack<T> (&sum)[packs]) {

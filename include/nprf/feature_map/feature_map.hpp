@@ -87,10 +87,7 @@ constexpr bool is_positive() {
 /// rows. Such a map declares `static constexpr bool estimates_exp = true;`. Other maps' rows are then summed in double.
 template <class F>
 constexpr bool falls_back_to_softmax() {
-  if constexpr (requires { F::estimates_exp; })
-    return F::estimates_exp;
-  else
-    return false;
+  return requires { F::estimates_exp; } && estimates_exp<F>();
 }
 
 /// True if the bits of a row of features with a log-factor do not depend on the other rows of the call. Such a map

@@ -48,11 +48,11 @@ inline constexpr double largest_exponent = sizeof(T) == sizeof(float) ? 104 : 74
 
 /// The rounding error of rows of exact softmax over `keys` keys, relative to the largest |v|: that of the weights
 /// exp(q.k + b), for d channels, norms of q and k with the product `norms`, and biases up to `bias_spread` apart, of
-/// which the row attends to one within largest_exponent of the largest; and that of the sums over runs of keys.
+/// which the row attends to one within largest_exponent of the largest; and that of the sums over runs of `run` keys.
 template <Real T>
-double error_of_softmax(Index d, double norms, double bias_spread, Index keys) {
+double error_of_softmax(Index d, double norms, double bias_spread, Index keys, Index run = softmax_run_keys) {
   const double scores = growth_of_roundings(d) * norms + 2 * (norms + std::min(bias_spread, largest_exponent<T>));
-  const Index terms = std::min(keys, softmax_run_keys) + keys / softmax_run_keys;
+  const Index terms = std::min(keys, run) + keys / run;
   const double roundings = scores + 2 * growth_of_roundings(terms) + 8;
   return static_cast<double>(std::numeric_limits<T>::epsilon()) / 2 * roundings;
 }
