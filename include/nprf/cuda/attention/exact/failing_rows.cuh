@@ -120,9 +120,10 @@ __device__ __forceinline__ void store_softmax_row(const SoftmaxRowsTask<S, Featu
   if (D == D) atomicAdd(&task.counts->repaired_rows, 1);
 }
 
-/// Each block computes every gridDim.x-th tile of rows. Blocks (tiles of rows, z and tiles of columns).
+/// Each block computes every gridDim.x-th tile of rows. Blocks (tiles of rows, z and tiles of columns), of which one a
+/// multiprocessor is enough: registers would spill if two had to share them.
 template <Storage S, class Feature>
-__global__ void __launch_bounds__(TileShape::threads) softmax_rows_kernel(SoftmaxRowsTask<S, Feature> task) {
+__global__ void __launch_bounds__(TileShape::threads, 1) softmax_rows_kernel(SoftmaxRowsTask<S, Feature> task) {
   start_kernel();
   constexpr int tile = TileShape::tile;
   const int column_tiles = TileShape::column_tiles(task.U.V.channels), z = static_cast<int>(blockIdx.y) / column_tiles;
