@@ -161,6 +161,20 @@ TEST_CASE("calibrate: each half of the first half is compared with maps of its o
   }
 }
 
+TEST_CASE("calibrate: float compares the maps in float, to the same errors", "[calibration]") {
+  const Matrix<double> q = gaussian(n, 1), k = gaussian(n, 2), v = values();
+  const CalibrationOptions options{.num_features = 15, .near = 2};
+  const auto wide = calibrate<double>(q, k, v, table(), options);
+  const RelativePosition<float> position(Vector<float>(table().bias().table.cast<float>()));
+  const auto narrow = calibrate<float>(q.cast<float>(), k.cast<float>(), v.cast<float>(), position, options);
+  REQUIRE(narrow.candidates.size() == wide.candidates.size());
+  // the constants of the maps are those of rows that were rounded, too
+  for (std::size_t c = 0; c < wide.candidates.size(); ++c)
+    CHECK(std::abs(narrow.candidates[c].error - wide.candidates[c].error) <= 1e4 * epsilon<float>);
+  CHECK(narrow.features.output_dim() == wide.features.output_dim());
+  CHECK(std::abs(narrow.softmax_error - wide.softmax_error) <= 1e4 * epsilon<float>);
+}
+
 TEST_CASE("calibrate: quarters whose pairs are all near are compared with the keys of the first half",
           "[calibration]") {
   const Matrix<double> q = gaussian(n, 1), k = gaussian(n, 2), v = values();

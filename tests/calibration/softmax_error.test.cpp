@@ -68,10 +68,16 @@ SamplePairs pairs(const std::function<double(Index, Index)>& bias, Index near) {
   }};
 }
 
-SoftmaxDifference compared(const SampleTokens<double>& x, const CalibratedFeatures<double>& map, const SamplePairs& of,
+// for values in units of 1
+SoftmaxDifference in_ones(const SoftmaxDifference& x) {
+  return {x.rows, std::ldexp(x.difference, 2 * x.exponent), std::ldexp(x.size, 2 * x.exponent)};
+}
+
+template <Real T>
+SoftmaxDifference compared(const SampleTokens<T>& x, const CalibratedFeatures<T>& map, const SamplePairs& of,
                            const ComparisonOptions& options = {}) {
   const Index all = map.output_dim();
-  return SoftmaxComparison(x, of, options).differences(map, {&all, 1})[0];
+  return in_ones(SoftmaxComparison(x, of, options).differences(map, {&all, 1})[0]);
 }
 
 void check_close(const SoftmaxDifference& got, const SoftmaxDifference& expected) {
@@ -146,6 +152,21 @@ TEST_CASE("large exponents do not overflow", "[calibration]") {
                   x, map_of(x), [](Index, Index) { return 0.0; }, 3, Direction::bidirectional));
 }
 
+TEST_CASE("float: the difference is that of double, for values of any size and biases far from 0", "[calibration]") {
+  const auto from_a_billion = [](Index i, Index j) { return i % 3 == 0 ? decaying(i, j) : decaying(i, j) - 1e9; };
+  SampleTokens<double> x = tokens(70, 50);
+  const CalibratedFeatures<double> map = map_of(x);
+  const SoftmaxDifference expected = compared(x, map, pairs(decaying, 3));
+  const auto size = GENERATE(1.0, 0x1p-120, 0x1p120);
+  x.v *= size;
+  const SoftmaxDifference got =
+      compared(x.template cast<float>(), map.template cast<float>(), pairs(from_a_billion, 3));
+  CHECK(std::abs(std::sqrt(got.size) / size - std::sqrt(expected.size)) <=
+        100 * epsilon<float> * std::sqrt(expected.size));
+  CHECK(std::abs(std::sqrt(got.difference) / size - std::sqrt(expected.difference)) <=
+        1000 * epsilon<float> * std::sqrt(expected.size));
+}
+
 TEST_CASE("the relative error of a row counts as at most max_row_error", "[calibration]") {
   const SampleTokens<double> x = tokens(30, 30, d_v, 2);
   const CalibratedFeatures<double> map = map_of(x, 0);
@@ -175,7 +196,7 @@ TEST_CASE("maps with the first features of one are compared at a time", "[calibr
     const auto got = SoftmaxComparison(x, pairs(decaying, 2), {}).differences(all, counts);
     REQUIRE(got.size() == maps.size());
     for (std::size_t c = 0; c < maps.size(); ++c)
-      check_close(got[c], naive(x, maps[c], decaying, 2, Direction::bidirectional));
+      check_close(in_ones(got[c]), naive(x, maps[c], decaying, 2, Direction::bidirectional));
   }
 }
 
@@ -197,7 +218,7 @@ TEST_CASE("queries are chosen if there are many", "[calibration]") {
 TEST_CASE("the difference of several sequences is the sum of theirs", "[calibration]") {
   const HeadSample<double> head{{tokens(20, 20), tokens(30, 25)}, pairs(decaying, 2)};
   const CalibratedFeatures<double> map = map_of(head.sequences[0]);
-  const SoftmaxDifference sum = softmax_difference(head, map, {});
+  const SoftmaxDifference sum = in_ones(softmax_difference(head, map, {}));
   SoftmaxDifference expected;
   for (const SampleTokens<double>& each : head.sequences) expected += compared(each, map, pairs(decaying, 2));
   CHECK(sum.difference == expected.difference);

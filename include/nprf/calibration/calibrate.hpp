@@ -73,9 +73,8 @@ inline std::vector<CalibrationCandidate> calibration_candidates(Index d, Index n
 
 // What half `tested` of the first half is compared with: its keys, or, if pairs of a half of one sequence are all near,
 // those of both
-template <Real T>
-HeadSample<T> fold(const HeadSample<T>& used, Index tested, const ComparisonOptions& comparison) {
-  HeadSample<T> half = used.half(tested);
+inline HeadSample<double> fold(const HeadSample<double>& used, Index tested, const ComparisonOptions& comparison) {
+  HeadSample<double> half = used.half(tested);
   const bool is_large_enough =
       used.sequences.size() > 1 || (has_far_pair(half, comparison) && has_far_pair(used.half(1 - tested), comparison));
   if (!is_large_enough) half.sequences[0] = half.sequences[0].with_keys_of(used.sequences[0]);
@@ -84,19 +83,20 @@ HeadSample<T> fold(const HeadSample<T>& used, Index tested, const ComparisonOpti
 
 // Sets the candidates' errors: each half of the first half is compared with maps of its other half
 template <Real T>
-void estimate_errors(std::span<const HeadSample<T>> heads, const CalibrationOptions& options,
+void estimate_errors(std::span<const HeadSample<double>> heads, const CalibrationOptions& options,
                      const ComparisonOptions& comparison, std::span<CalibrationCandidate> candidates) {
   std::vector<Index> counts;  // each candidate has the features of those before it
   for (const CalibrationCandidate& each : candidates) counts.push_back(each.num_features());
   const auto& [first, second, error] = candidates.back();
   std::vector<SoftmaxDifference> sum(candidates.size());
-  for (const HeadSample<T>& head : heads) {
-    const HeadSample<T> used = head.half(0);
+  for (const HeadSample<double>& head : heads) {
+    const HeadSample<double> used = head.half(0);
     for (const Index tested : {0, 1}) {
-      const HeadSample<T> compared = fold(used, tested, comparison);
+      const HeadSample<double> compared = fold(used, tested, comparison);
       if (tested == 0 && !has_far_pair(compared, comparison)) continue;  // early causal queries have near keys alone
-      const Balance<T> balance = used.half(1 - tested).balance(options.shrinkage);
-      const auto each = softmax_differences(compared, hermite_features(balance, first, second), counts, comparison);
+      const Balance<double> balance = used.half(1 - tested).balance(options.shrinkage);
+      const CalibratedFeatures<T> map = hermite_features(balance, first, second).template cast<T>();
+      const auto each = softmax_differences(compared.template cast<T>(), map, counts, comparison);
       for (std::size_t c = 0; c < sum.size(); ++c) sum[c] += each[c];
     }
   }
@@ -126,7 +126,7 @@ HeadsCalibration<T> calibrate_samples(std::span<const HeadSample<double>> heads,
   for (Index most = options.num_features > 0 ? options.num_features : d + 1;; most *= 2) {
     std::vector<CalibrationCandidate> candidates = calibration_candidates(d, most);
     std::ranges::copy(result.candidates, candidates.begin());  // of a smaller limit
-    estimate_errors<double>(heads, options, limited, std::span(candidates).subspan(result.candidates.size()));
+    estimate_errors<T>(heads, options, limited, std::span(candidates).subspan(result.candidates.size()));
     result.candidates = std::move(candidates);
     const bool found = std::ranges::any_of(
         result.candidates, [&](const CalibrationCandidate& each) { return each.error <= options.target_error; });
@@ -137,8 +137,8 @@ HeadsCalibration<T> calibrate_samples(std::span<const HeadSample<double>> heads,
   for (const HeadSample<double>& head : heads) {
     const Balance<double> balance = head.half(0).balance(options.shrinkage);
     result.features.push_back(hermite_features(balance, choice.first, choice.second).template cast<T>());
-    const CalibratedFeatures<double> returned = result.features.back().template cast<double>();
-    const SoftmaxDifference error = softmax_difference(head.half(1), returned, comparison);
+    const SoftmaxDifference error =
+        softmax_difference(head.half(1).template cast<T>(), result.features.back(), comparison);
     result.head_errors.push_back(error.relative_error());
     sum += error;
   }

@@ -16,8 +16,8 @@
 namespace nprf {
 
 /// Consecutive tokens of one head of one sequence, and before these keys the first ones of the sequence, its attention
-/// sinks. Queries and keys are normalised. Samples are in double; they and what works on them are templates so that a
-/// program that calibrates nothing does not compile them.
+/// sinks. Queries and keys are normalised. Maps are computed from samples in double, and compared on them in the scalar
+/// type of the attention.
 template <Real T>
 struct SampleTokens {
   Matrix<T> q, k, v;  // (n_q,d) (n_k,d) (n_k,d_v); d_v = 0 if there are no values
@@ -43,6 +43,11 @@ struct SampleTokens {
       return rows;
     };
     return {q.middleRows(i0, n_q), with_sinks(k), with_sinks(v), first_query + i0, first_key + j0, sinks};
+  }
+
+  template <Real U>
+  SampleTokens<U> cast() const {
+    return {q.template cast<U>(), k.template cast<U>(), v.template cast<U>(), first_query, first_key, sinks};
   }
 
   /// These queries with all keys of tokens that they are a part of.
@@ -71,6 +76,13 @@ struct HeadSample {
     if (sequences.size() == 1) return {{sequences[0].half(which)}, pairs};
     const auto middle = sequences.begin() + static_cast<std::ptrdiff_t>((sequences.size() + 1) / 2);
     return {which == 0 ? std::vector(sequences.begin(), middle) : std::vector(middle, sequences.end()), pairs};
+  }
+
+  template <Real U>
+  HeadSample<U> cast() const {
+    HeadSample<U> result{{}, pairs};
+    for (const SampleTokens<T>& each : sequences) result.sequences.push_back(each.template cast<U>());
+    return result;
   }
 
   /// Means, axes and variances of all its queries and of the keys after the sinks (feature_map/balance.hpp).

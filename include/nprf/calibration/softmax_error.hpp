@@ -50,7 +50,9 @@ class SoftmaxComparison {
         m_pairs(pairs),
         m_options(options),
         m_rows(static_cast<std::size_t>(std::min(tokens.q.rows(), options.max_queries))),
-        m_keys(tokens.k.transpose()) {
+        m_keys(tokens.k.transpose()),
+        m_exponent(tokens.v.size() > 0 ? std::ilogb(std::max(tokens.v.cwiseAbs().maxCoeff(), least_size)) : 0),
+        m_values(tokens.v.unaryExpr([this](T x) { return std::ldexp(x, -m_exponent); })) {
     draw_rows(tokens.q.rows(), options.seed, 0, m_rows);
   }
 
@@ -60,20 +62,20 @@ class SoftmaxComparison {
   std::vector<SoftmaxDifference> differences(const CalibratedFeatures<T>& map, std::span<const Index> counts) const {
     const Features features = features_of(map, counts);
     const Index n = static_cast<Index>(m_rows.size()), count = static_cast<Index>(counts.size());
-    Matrix<T> difference = Matrix<T>::Zero(n, count);
-    Vector<T> exact = Vector<T>::Zero(n), attends = exact;
+    Matrix<double> difference = Matrix<double>::Zero(n, count);
+    Vector<double> exact = Vector<double>::Zero(n), attends = exact;
     std::vector<Workspace> workspaces(static_cast<std::size_t>(num_threads()));
     Team(workspaces, m_options.poll).run_tiles(n, tile_rows, [&](Index i0, Index rows, Workspace&) {
       const Tile tile = exact_tile(i0, rows);
       for (Index i = 0; i < rows; ++i) {
-        exact[i0 + i] = tile.y.row(i).squaredNorm();
+        exact[i0 + i] = tile.y.row(i).template cast<double>().squaredNorm();
         attends[i0 + i] = tile.largest[i] > -infinity ? 1 : 0;
       }
       set_differences(tile, i0, features, counts, difference.middleRows(i0, rows));
     });
     std::vector<SoftmaxDifference> all;
     const auto rows = static_cast<Index>(attends.sum());
-    for (Index c = 0; c < count; ++c) all.push_back({rows, difference.col(c).sum(), exact.sum()});
+    for (Index c = 0; c < count; ++c) all.push_back({rows, difference.col(c).sum(), exact.sum(), m_exponent});
     return all;
   }
 
@@ -92,6 +94,7 @@ class SoftmaxComparison {
  private:
   static constexpr Index tile_rows = 64;
   static constexpr double infinity = std::numeric_limits<double>::infinity();
+  static constexpr T least_size = std::numeric_limits<T>::min();
 
   // phi without the factors exp(log_factor) of rows, in the order of differences(); keys are transposed
   struct Features {
@@ -177,6 +180,8 @@ class SoftmaxComparison {
     Pairs pairs(n_k);
     for (Index i = 0; i < rows; ++i) {
       set_pairs(i0 + i, pairs);
+      const double largest_bias = pairs.bias.maxCoeff();  // beside which others keep their digits
+      if (largest_bias > -infinity) pairs.bias.array() -= largest_bias;
       tile.far_bias.row(i) = pairs.bias.template cast<T>().transpose();
       W.row(i) += tile.far_bias.row(i);
       tile.largest[i] = W.row(i).maxCoeff();
@@ -194,7 +199,7 @@ class SoftmaxComparison {
   // Sets the squared differences (rows,counts). Maps share the factors of pairs, and each has the products
   // phi(q).phi(k) of the one before it and of its further features.
   void set_differences(const Tile& tile, Index i0, const Features& features, std::span<const Index> counts,
-                       Eigen::Ref<Matrix<T>, 0, Eigen::OuterStride<>> differences) const {
+                       Eigen::Ref<Matrix<double>, 0, Eigen::OuterStride<>> differences) const {
     const Index rows = tile.y.rows(), n_k = m_tokens.k.rows();
     Matrix<T> exact = tile.exact_weights, factors = Matrix<T>::Zero(rows, n_k);  // in one unit for a row
     for (Index i = 0; i < rows; ++i) {
@@ -226,8 +231,8 @@ class SoftmaxComparison {
     }
   }
 
-  T squared_difference(const auto& y, const auto& exact) const {
-    const double error = (y - exact).norm(), size = exact.norm();
+  double squared_difference(const auto& y, const auto& exact) const {
+    const double error = (y - exact).template cast<double>().norm(), size = exact.template cast<double>().norm();
     const bool is_limited = m_options.max_row_error < infinity && !(error <= m_options.max_row_error * size);
     const double counts = is_limited ? m_options.max_row_error * size : error;
     return std::isfinite(counts) ? counts * counts : infinity;
@@ -236,9 +241,9 @@ class SoftmaxComparison {
   // W v / (W 1), or without values W / (W 1), with W 1 = sums; a row of zeros stays so
   Matrix<T> quotients(const Matrix<T>& W, const Vector<T>& sums) const {
     Matrix<T> y = W;
-    if (m_tokens.v.cols() > 0) {
-      y.resize(W.rows(), m_tokens.v.cols());
-      set_product(y, W, m_tokens.v);  // (rows,d_v)
+    if (m_values.cols() > 0) {
+      y.resize(W.rows(), m_values.cols());
+      set_product(y, W, m_values);  // (rows,d_v)
     }
     for (Index i = 0; i < W.rows(); ++i)
       if (sums[i] != 0 || !W.row(i).isZero(0)) y.row(i) /= sums[i];
@@ -250,6 +255,8 @@ class SoftmaxComparison {
   ComparisonOptions m_options;
   std::vector<Index> m_rows;  // the queries that are compared
   Matrix<T> m_keys;           // k^T (d,n_k)
+  int m_exponent;
+  Matrix<T> m_values;  // v / 2^exponent (n_k,d_v), of absolute values below 2
 };
 
 /// Whether there is an error to be measured (SoftmaxComparison::has_far_pair) in a sequence of the sample.
