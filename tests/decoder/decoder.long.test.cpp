@@ -110,4 +110,26 @@ TEST_CASE("steps over many equal tokens are within their bound, of far pairs, ne
   }
 }
 
+// The table falls to a weight below the normal numbers, and keeps it beyond its end. The first key's score makes up for
+// that: its exponent is 90 - 100 beside -90 for each of the others.
+TEST_CASE("a key of high score counts at any distance beyond a falling table", "[decoder]") {
+  using T = float;
+  constexpr Index d = 2, d_v = 3, n = 300, reach = 100;
+  Vector<T> table(2 * reach + 1);
+  for (Index l = 0; l < table.size(); ++l) table[l] = -static_cast<T>(std::abs(l - reach));
+  const AttentionOptions options{
+      .direction = Direction::causal, .normalization = Normalization::none(), .near = 2, .sinks = 1};
+  TokenBatch<T> x(1, 1, 1, n, d, d_v);
+  x.q.values.col(0).setConstant(9), x.q.values.col(1).setZero();
+  x.k.values = -x.q.values / T(0.9);
+  x.k.values.row(0) *= T(-1);
+  Decoder decoder(MultiHeadAttention(orf<T>(d, 8, 1), RelativePosition<T>(table), options));
+  Report report;
+  for (Index i = 0; i < n; ++i) x.step(decoder, i, 1, {.report = &report});
+  CHECK(report.failing_rows == 0);
+  // later keys have at most n exp(-80) of the weight
+  const Matrix<T> first = x.v.values.row(0).replicate(n, 1);
+  CHECK(ratio_to_bound<T>(x.y.values, first, report.error_bound, x.v.values) <= 1);
+}
+
 }  // namespace nprf::test::decoder_decoder_long

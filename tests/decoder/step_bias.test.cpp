@@ -146,15 +146,15 @@ TEST_CASE("step bias: a line for the outer part of a table", "[decoder]") {
   for (Index l = 0; l < falling.size(); ++l) falling[l] = T(-0.5) * static_cast<T>(std::abs(l - 400));
   for (Index l = -3; l <= 3; ++l) falling[400 + l] += T(l * l);
   const RelativePosition<T> position(falling);
-  const StepBias<T> fitted(position.bias().view(), 0, 0, true), exact(position.bias().view(), 0, 0, false);
+  const StepBias<T> fitted(position.bias().view(), 0, 0, true, 401), exact(position.bias().view(), 0, 0, false);
   CHECK(fitted.reach() <= 5);
   CHECK(fitted.slope() == Approx(-0.5));
   CHECK(fitted.deviation() <= nprf::default_tolerance<T> / 4);
-  CHECK(agrees(fitted, position, 170, fitted.deviation() + 1e-9));  // until weights underflow
+  CHECK(agrees(fitted, position, 401, fitted.deviation() + 1e-9));  // also where weights underflow
   CHECK(exact.reach() == 400);
   CHECK(agrees(exact, position, 500));
-  // no line where the table ends with a normal weight, which is then that of all further lags
-  CHECK(StepBias<T>(RelativePosition<T>(falling.segment(300, 201)).bias().view(), 0, 0, true).reach() == 100);
+  // no line for lags beyond the table, whose bias is that of its end, even where their weights underflow
+  CHECK(StepBias<T>(position.bias().view(), 0, 0, true).reach() == 400);
 }
 
 TEST_CASE("step bias: a line for a table that sequences do not outgrow", "[decoder]") {

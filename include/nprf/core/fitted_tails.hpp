@@ -18,17 +18,17 @@ struct FittedTails {
   double deviation = 0;
 };
 
-namespace detail {
-
 struct FittedLine {
   Index lags = 0;  // the number of lags outside its innermost one
   double slope = 0, deviation = 0;
 };
 
-// Fits a line to one end of the table: b(k) is the bias k lags inwards from the end, k < lags. A bias below `underflow`
-// has a weight below the normal numbers. Consider the lines through the outermost bias whose weight does not underflow.
-// The slopes of those that stay within most / 2 of every bias form an interval, and each further bias inwards can only
-// narrow it. The parallel of such a line through the innermost bias stays within `most` of every bias.
+/// Fits a line that does not rise outwards to one end of a table: b(k) is the bias k lags inwards from the end, k <
+/// lags. It stays within `most` of every bias, but one that is below `underflow` only needs to stay below it. O(lags).
+///
+/// Consider the lines through the outermost bias that is not below `underflow`. The slopes of those that stay within
+/// most / 2 of every bias form an interval, and each further bias inwards can only narrow it. The parallel of such a
+/// line through the innermost bias stays within `most` of every bias.
 template <class B>
 FittedLine fitted_line(Index lags, double underflow, double most, B&& b) {
   Index outermost = 0;
@@ -55,8 +55,6 @@ FittedLine fitted_line(Index lags, double underflow, double most, B&& b) {
   return line;
 }
 
-}  // namespace detail
-
 /// The logarithm of the smallest normal number of T.
 template <Real T>
 inline constexpr double log_smallest_normal = (std::numeric_limits<T>::min_exponent - 1) * std::numbers::ln2;
@@ -70,9 +68,8 @@ FittedTails fitted_tails(std::span<const double> log_weights, double most) {
   constexpr double underflow = log_smallest_normal<T>;
   const Index lags = static_cast<Index>(log_weights.size());
   const double *first = log_weights.data(), *last = first + lags - 1;
-  const detail::FittedLine before = detail::fitted_line(lags, underflow, most, [=](Index k) { return first[k]; });
-  const detail::FittedLine after =
-      detail::fitted_line(lags - before.lags, underflow, most, [=](Index k) { return last[-k]; });
+  const FittedLine before = fitted_line(lags, underflow, most, [=](Index k) { return first[k]; });
+  const FittedLine after = fitted_line(lags - before.lags, underflow, most, [=](Index k) { return last[-k]; });
   return {{before.lags, after.lags, before.slope, after.slope}, std::max(before.deviation, after.deviation)};
 }
 

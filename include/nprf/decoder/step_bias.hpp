@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
-#include <span>
 #include <utility>
 #include <vector>
 
@@ -37,9 +36,9 @@ class StepBias {
   /// the reach, by reserve(). Ages from `ages` on do not occur.
   ///
   /// If `may_fit`, a line may replace the biases of the outer part of the table, which it changes by at most a quarter
-  /// of the default tolerance (fitted_tails.hpp). Such a line falls for ever, but a table continues with the bias of
-  /// its last lag. So a line is used only if no age beyond the table occurs, or if the weights where the table ends are
-  /// below the normal numbers. O(table).
+  /// of the default tolerance (fitted_tails.hpp), however low they are: a low bias can be that of a key of high score.
+  /// Such a line falls for ever, but a table continues with the bias of its last lag. So a line is used only if no age
+  /// beyond the table occurs. O(table).
   StepBias(const LagBiasView<T>& bias, Index least_reach, Index beyond, bool may_fit, Index ages = unlimited) {
     const Index table = std::max<Index>(-bias.first, 0);  // b is linear from this age on
     const Index line = std::min(table, ages - 1);
@@ -52,9 +51,7 @@ class StepBias {
     if (m_slope == 0)
       while (m_table > 0 && b(m_table - 1) == b(line)) --m_table;
     m_after_table = b(m_table);
-    const bool ends = ages - 1 <= table;
-    if (may_fit && m_has_tail && m_slope <= 0 && (ends || m_after_table < log_smallest_normal<T>))
-      fit(b, ends ? line : m_table);
+    if (may_fit && m_has_tail && m_slope <= 0 && ages - 1 <= table) fit(b, line);
     m_reach = std::max(m_table, least_reach);
     m_most = m_reach + std::max<Index>(beyond, 1);
     store(m_table, b);
@@ -107,14 +104,13 @@ class StepBias {
   // replaces the outer part of the ages up to `oldest` by a line
   template <class B>
   void fit(const B& b, Index oldest) {
-    std::vector<double> outwards(static_cast<std::size_t>(oldest + 1));  // from the oldest age
-    for (Index age = 0; age <= oldest; ++age) outwards[static_cast<std::size_t>(oldest - age)] = b(age);
-    const FittedTails fitted = fitted_tails<T>(outwards, default_tolerance<T> / 4);
-    if (oldest - fitted.tails.before >= m_table) return;
-    m_table = oldest - fitted.tails.before;
+    const FittedLine line = fitted_line(oldest + 1, minus_infinity, default_tolerance<T> / 4,
+                                        [&](Index inwards) { return b(oldest - inwards); });
+    if (oldest - line.lags >= m_table) return;
+    m_table = oldest - line.lags;
     m_after_table = b(m_table);
-    m_slope = fitted.tails.slope_before;
-    m_deviation = fitted.deviation;
+    m_slope = line.slope;
+    m_deviation = line.deviation;
   }
 
   // the bias of an age after the table

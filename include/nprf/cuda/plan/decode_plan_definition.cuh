@@ -144,10 +144,10 @@ class DecodePlan<S>::Implementation {
     for (const PositionModel& one : model().positions) positions.push_back(tables.bias_of(one));
     Index reach = near();
     for (const LagBiasView<float>& one : positions)
-      reach = std::max(reach, StepBias<float>(one, 0, 0, m_model.positive()).reach());
+      reach = std::max(reach, StepBias<float>(one, 0, 0, m_model.positive(), max_tokens()).reach());
     reach += m_shape.rollback;
     std::vector<StepBias<float>> all;
-    for (const LagBiasView<float>& one : positions) all.emplace_back(one, reach, 1, m_model.positive());
+    for (const LagBiasView<float>& one : positions) all.emplace_back(one, reach, 1, m_model.positive(), max_tokens());
     return all;
   }
 
