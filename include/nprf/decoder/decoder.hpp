@@ -75,8 +75,8 @@ namespace nprf {
 /// A near field and sinks add near d + sinks (d + d_v) to the time, and (K + R) d + sinks (d + d_v) to the memory.
 ///
 /// The outer part of a table with positive features is replaced by a line that changes no bias by more than a quarter
-/// of the default tolerance. Ages beyond the table have its last bias, which the line would pass; so the line must end
-/// with weights below the normal numbers, or DecoderOptions::most_tokens must exclude these ages.
+/// of the default tolerance. Ages beyond the table have its last bias, which the line would pass; so
+/// DecoderOptions::most_tokens must exclude these ages.
 ///
 /// Where the memory grows with t, it is allocated in blocks, each as large as all before; t is at most K + R there.
 ///
