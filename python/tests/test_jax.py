@@ -155,8 +155,8 @@ def test_offsets_and_layouts_of_biases(rng):
 
 
 def test_a_program_of_another_process_is_an_error(tmp_path):
-    pytest.importorskip("flatbuffers")  # which jax needs to store a program
     """Which has other things at the address of an attention. JAX does not store such programs unless it is told to."""
+    pytest.importorskip("flatbuffers")  # which jax needs to store a program
     store = """
 import jax, nprf, nprf.jax, sys
 from jax import export, numpy as jnp
