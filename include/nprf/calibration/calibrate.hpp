@@ -73,8 +73,9 @@ inline std::vector<CalibrationCandidate> calibration_candidates(Index d, Index n
 
 // What half `tested` of the first half is compared with: its keys, or, if pairs of a half of one sequence are all near,
 // those of both
-inline HeadSample<double> fold(const HeadSample<double>& used, Index tested, const ComparisonOptions& comparison) {
-  HeadSample<double> half = used.half(tested);
+template <Real T>
+HeadSample<T> fold(const HeadSample<T>& used, Index tested, const ComparisonOptions& comparison) {
+  HeadSample<T> half = used.half(tested);
   const bool is_large_enough =
       used.sequences.size() > 1 || (has_far_pair(half, comparison) && has_far_pair(used.half(1 - tested), comparison));
   if (!is_large_enough) half.sequences[0] = half.sequences[0].with_keys_of(used.sequences[0]);

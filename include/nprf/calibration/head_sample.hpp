@@ -17,7 +17,8 @@ namespace nprf {
 
 /// Consecutive tokens of one head of one sequence, and before these keys the first ones of the sequence, its attention
 /// sinks. Queries and keys are normalised. Maps are computed from samples in double, and compared on them in the scalar
-/// type of the attention.
+/// type of the attention. What works on them are templates, so that a program that calibrates nothing does not compile
+/// it.
 template <Real T>
 struct SampleTokens {
   Matrix<T> q, k, v;  // (n_q,d) (n_k,d) (n_k,d_v); d_v = 0 if there are no values

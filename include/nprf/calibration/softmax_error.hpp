@@ -16,6 +16,7 @@
 #include "nprf/core/error.hpp"
 #include "nprf/core/gemm.hpp"
 #include "nprf/core/pack.hpp"
+#include "nprf/core/power_of_two.hpp"
 #include "nprf/core/row_quotient.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/threads.hpp"
@@ -51,8 +52,8 @@ class SoftmaxComparison {
         m_options(options),
         m_rows(static_cast<std::size_t>(std::min(tokens.q.rows(), options.max_queries))),
         m_keys(tokens.k.transpose()),
-        m_exponent(tokens.v.size() > 0 ? std::ilogb(std::max(tokens.v.cwiseAbs().maxCoeff(), least_size)) : 0),
-        m_values(tokens.v.unaryExpr([this](T x) { return std::ldexp(x, -m_exponent); })) {
+        m_scale(scale_of(tokens.v)),
+        m_values(tokens.v / m_scale) {
     draw_rows(tokens.q.rows(), options.seed, 0, m_rows);
   }
 
@@ -75,7 +76,7 @@ class SoftmaxComparison {
     });
     std::vector<SoftmaxDifference> all;
     const auto rows = static_cast<Index>(attends.sum());
-    for (Index c = 0; c < count; ++c) all.push_back({rows, difference.col(c).sum(), exact.sum(), m_exponent});
+    for (Index c = 0; c < count; ++c) all.push_back({rows, difference.col(c).sum(), exact.sum(), std::ilogb(m_scale)});
     return all;
   }
 
@@ -94,7 +95,6 @@ class SoftmaxComparison {
  private:
   static constexpr Index tile_rows = 64;
   static constexpr double infinity = std::numeric_limits<double>::infinity();
-  static constexpr T least_size = std::numeric_limits<T>::min();
 
   // phi without the factors exp(log_factor) of rows, in the order of differences(); keys are transposed
   struct Features {
@@ -115,6 +115,11 @@ class SoftmaxComparison {
     Matrix<T> far_bias, exact_weights, y;  // (rows,n_k) (rows,n_k) (rows,d_v); bias -inf, and weight 0, of other pairs
     Vector<T> largest;                     // of the logits of a row; the weights are exp(logit - largest)
   };
+
+  static T scale_of(const Matrix<T>& values) {
+    const T scale = values.size() > 0 ? power_of_two_scale(values.cwiseAbs().maxCoeff()) : T(1);
+    return std::isfinite(scale) ? scale : T(1);
+  }
 
   static std::vector<Index> order_of(const QuadraticTerms<T>& terms) {
     std::vector<Index> order(static_cast<std::size_t>(1 + terms.first));
@@ -255,8 +260,8 @@ class SoftmaxComparison {
   ComparisonOptions m_options;
   std::vector<Index> m_rows;  // the queries that are compared
   Matrix<T> m_keys;           // k^T (d,n_k)
-  int m_exponent;
-  Matrix<T> m_values;  // v / 2^exponent (n_k,d_v), of absolute values below 2
+  T m_scale;                  // a power of two, the unit of the values
+  Matrix<T> m_values;         // v / scale (n_k,d_v)
 };
 
 /// Whether there is an error to be measured (SoftmaxComparison::has_far_pair) in a sequence of the sample.
