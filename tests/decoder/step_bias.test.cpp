@@ -153,7 +153,8 @@ TEST_CASE("step bias: a line for the outer part of a table", "[decoder]") {
   CHECK(agrees(fitted, position, 401, fitted.deviation() + 1e-9));  // also where weights underflow
   CHECK(exact.reach() == 400);
   CHECK(agrees(exact, position, 500));
-  // no line for lags beyond the table, whose bias is that of its end, even where their weights underflow
+  // no line for lags beyond the table, whose bias is that of its end, whether their weights are normal or underflow
+  CHECK(StepBias<T>(RelativePosition<T>(falling.segment(300, 201)).bias().view(), 0, 0, true).reach() == 100);
   CHECK(StepBias<T>(position.bias().view(), 0, 0, true).reach() == 400);
 }
 

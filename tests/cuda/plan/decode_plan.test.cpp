@@ -25,9 +25,14 @@ using T = float;
 constexpr Index d = 6, d_v = 5;
 constexpr T infinity = std::numeric_limits<T>::infinity(), nan = std::numeric_limits<T>::quiet_NaN();
 
-std::vector<DecodePosition> all_positions() {
-  Vector<T> falling(2 * 400 + 1), none_yet = random_table<T>(9, 8);
+DecodePosition alibi_as_table() {
+  Vector<T> falling(2 * 400 + 1);
   for (Index l = 0; l < falling.size(); ++l) falling[l] = T(-0.5) * static_cast<T>(std::abs(l - 400));
+  return {"ALiBi as a table", RelativePosition<T>(falling)};
+}
+
+std::vector<DecodePosition> all_positions() {
+  Vector<T> none_yet = random_table<T>(9, 8);
   none_yet.segment(9 - 2, 3).setConstant(-infinity);  // of the last three tokens
   return {{"none", NoPosition<T>()},
           of_alibi(T(0.2)),
@@ -35,7 +40,7 @@ std::vector<DecodePosition> all_positions() {
           of_t5(),
           {"clipped table", RelativePosition<T>(T(0.5) * random_table<T>(11, 3))},
           of_window(9),
-          {"ALiBi as a table", RelativePosition<T>(falling)},
+          alibi_as_table(),
           {"table longer than the sequence", RelativePosition<T>(T(0.3) * random_table<T>(70, 5))},
           {"no weight for the last tokens", RelativePosition<T>(none_yet)}};
 }
@@ -167,7 +172,8 @@ TEST_CASE("decoding on a GPU: bits do not depend on the division of the tokens o
 TEST_CASE("decoding on a GPU: tokens beyond max_tokens", "[cuda]") {
   constexpr Index n = 30, most = 12;
   for (const DecodePosition& position :
-       {DecodePosition("table", RelativePosition<T>(T(0.3) * random_table<T>(40, 5))), of_alibi(T(0.1))}) {
+       {DecodePosition("table", RelativePosition<T>(T(0.3) * random_table<T>(40, 5))), of_alibi(T(0.1)),
+        alibi_as_table()}) {  // a line, as no sequence outgrows the table
     TokenBatch<T> x(2, 1, 1, n, d, d_v, 7);
     DecodeModel model(std::vector{orf<T>(d, 16, 3)}, {position}, 2);
     const DecodeCase on_device(x);
