@@ -38,24 +38,31 @@ class StepBias {
   /// If `may_fit`, a line may replace the biases of the outer part of the table, which it changes by at most a quarter
   /// of the default tolerance (fitted_tails.hpp), however low they are: a low bias can be that of a key of high score.
   /// Such a line falls for ever, but a table continues with the bias of its last lag. So a line is used only if no age
-  /// beyond the table occurs. O(table).
+  /// beyond the table occurs. Then a tail of few ages is stored as a part of the table. O(table).
   StepBias(const LagBiasView<T>& bias, Index least_reach, Index beyond, bool may_fit, Index ages = unlimited) {
     const Index table = std::max<Index>(-bias.first, 0);  // b is linear from this age on
-    const Index line = std::min(table, ages - 1);
-    const Index largest = bias.largest({-line, 0});
+    const Index last = std::min(table, ages - 1);
+    const Index largest = bias.largest({-last, 0});
     const bool attends = bias[largest] > minus_infinity;
     const auto b = [&](Index age) { return attends ? bias.difference(-age, largest) : minus_infinity; };
-    m_has_tail = b(line) > minus_infinity;
-    m_slope = m_has_tail && line == table ? static_cast<double>(bias.slope_before) : 0;
-    m_table = line;
+    m_has_tail = b(last) > minus_infinity;
+    m_slope = m_has_tail && last == table ? static_cast<double>(bias.slope_before) : 0;
+    m_table = last;
     if (m_slope == 0)
-      while (m_table > 0 && b(m_table - 1) == b(line)) --m_table;
+      while (m_table > 0 && b(m_table - 1) == b(last)) --m_table;
     m_after_table = b(m_table);
-    if (may_fit && m_has_tail && m_slope <= 0 && ages - 1 <= table) fit(b, line);
+    const bool all_in_table = ages - 1 <= table;
+    if (may_fit && m_has_tail && m_slope <= 0 && all_in_table) fit(b, last);
+    if (m_has_tail && all_in_table && ages - m_table < shortest_tail) {
+      m_has_tail = false;
+      m_table = ages;
+      m_after_table = minus_infinity;
+      m_slope = m_deviation = 0;
+    }
     m_reach = std::max(m_table, least_reach);
     m_most = m_reach + std::max<Index>(beyond, 1);
     store(m_table, b);
-    set_summary();
+    set_summary(ages);
     reserve(1);
   }
 
@@ -101,6 +108,9 @@ class StepBias {
   bool attends_to_all() const { return m_attends_to_all; }
 
  private:
+  // sums over a tail cost a step as much as r p / (r + p) ages of the table, r features and p = d_v + 1: about so many
+  static constexpr Index shortest_tail = 32;
+
   // replaces the outer part of the ages up to `oldest` by a line
   template <class B>
   void fit(const B& b, Index oldest) {
@@ -133,7 +143,7 @@ class StepBias {
   }
 
   // of the table, and of both ends of the line
-  void set_summary() {
+  void set_summary(Index ages) {
     const auto add = [this](double b) {
       if (b > 0) m_spread = -minus_infinity;
       if (b > minus_infinity) m_spread = std::max(m_spread, -b);
@@ -143,7 +153,8 @@ class StepBias {
     for (Index age = 0; age < m_table; ++age)
       m_largest.push_back(std::max((*this)(age), age > 0 ? m_largest.back() : minus_infinity));
     while (m_first_attended < m_table && (*this)(m_first_attended) == minus_infinity) ++m_first_attended;
-    m_attends_to_all = m_has_tail && std::ranges::find(m_reversed, minus_infinity) == m_reversed.end();
+    m_attends_to_all =
+        (m_has_tail || m_table == ages) && std::ranges::find(m_reversed, minus_infinity) == m_reversed.end();
   }
 
   Index m_table = 0, m_reach = 0, m_most = 0, m_stored = 0, m_first_attended = 0;  // m_most: that may be stored

@@ -161,7 +161,10 @@ TEST_CASE("decoding on a GPU: exact keys with a limit of tokens", "[cuda]") {
   constexpr Index n = 12;
   TokenBatch<T> x(1, 1, 1, n, d, d_v, 7);
   const DecodeCase on_device(x);
-  for (const DecodePosition& position : {of_t5(), of_alibi(T(0.1))})
+  Matrix<T> biases = normal<T>(1, 16, 2);
+  biases(0, 0) = 1 + biases.maxCoeff();  // so that biases are relative to that of age 0, with and without the limit
+  const DecodePosition of_t5{"T5", t5_position<T>(biases.row(0), Direction::causal, 20)};
+  for (const DecodePosition& position : {of_t5, of_alibi(T(0.1))})
     for (const ExactTokens exact : {ExactTokens{4, 0}, {0, 5}, {5, 7}, {6, 5}, {1 << 28, 0}, {0, 1 << 28}}) {
       DecodeModel model(std::vector{orf<T>(d, 16, 3)}, {position}, 1, {.near = 4, .sinks = 3});
       model.model.near = exact.near, model.model.sinks = exact.sinks;

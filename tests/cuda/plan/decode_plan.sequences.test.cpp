@@ -164,8 +164,9 @@ TEST_CASE("sequences of a DecodePlan: a map and a position for each head, and he
 TEST_CASE("sequences of a DecodePlan: a cache of all tokens", "[cuda]") {
   constexpr Index n = 30, reach = 5000;
   TokenBatch<T> x(1, 1, 1, n, d, d_v, 7);
-  DecodeModel model(std::vector{orf<T>(d, 16, 3)},
-                    {{"table", RelativePosition<T>(T(0.3) * random_table<T>(reach, 5))}});
+  Vector<T> table = T(0.3) * random_table<T>(reach, 5);
+  table[reach] = 1 + table.maxCoeff();  // so that both plans have biases relative to that of age 0
+  DecodeModel model(std::vector{orf<T>(d, 16, 3)}, {{"table", RelativePosition<T>(table)}});
   const DecodeCase on_device(x), expected(x);
   cuda::DecodePlan<T> plan(model.model, on_device.shape(n)), unlimited(model.model, expected.shape());
   CHECK(unlimited.reach() == reach);
