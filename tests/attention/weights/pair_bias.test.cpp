@@ -109,6 +109,24 @@ TEST_CASE("differences of biases far from zero are precise", "[attention]") {
   }
 }
 
+TEST_CASE("biases of cells beside an extra token's are precise, however large those of other queries are",
+          "[attention]") {
+  Workspace workspace;
+  const Team team(workspace);
+  Matrix<double> b = normal<double>(3, 13, 1);
+  b(2, 12) = 1e9;  // of the first cell and the last one
+  const GridPosition<double> grid(2, 7, b, Matrix<double>::Constant(1, 3, 8));
+  const Index n = grid.tokens();
+  const PreparedPosition<double> weights(grid, {}, {n, n, 4, 2}, 0, Pass::forward, team);
+  const Placement keys = weights.keys({}, n, workspace);
+  const PairBias<double> bias(weights.problem(), keys, nullptr);
+  for (Index i = 2; i < n; ++i) {
+    Vector<double> got(n);
+    bias(i, bias.largest(i), 0, n, got.data());
+    for (Index j = 0; j < n; ++j) CHECK(std::abs(got[j] - (grid.bias(i, j) - 8)) <= 16 * epsilon<double>);
+  }
+}
+
 TEST_CASE("the gradient of a pair is added to that of its lag or of its entry of the border", "[attention]") {
   for_each_case([&](const PreparedPosition<double>& weights, const Placement& keys) {
     Workspace workspace;
