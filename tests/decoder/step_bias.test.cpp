@@ -156,6 +156,13 @@ TEST_CASE("step bias: a line for the outer part of a table", "[decoder]") {
   // no line for lags beyond the table, whose bias is that of its end, whether their weights are normal or underflow
   CHECK(StepBias<T>(RelativePosition<T>(falling.segment(300, 201)).bias().view(), 0, 0, true).reach() == 100);
   CHECK(StepBias<T>(position.bias().view(), 0, 0, true).reach() == 400);
+  // nor one that leaves biases whose weights underflow: these fall twice as fast from -125 on
+  Vector<T> bent = falling;
+  for (Index age = 251; age <= 400; ++age) bent[400 - age] = T(-0.5) * static_cast<T>(2 * age - 250);
+  const RelativePosition<T> twice(bent);
+  const StepBias<T> outer(twice.bias().view(), 0, 0, true, 401);
+  CHECK(outer.slope() == Approx(-1));
+  CHECK(agrees(outer, twice, 401, outer.deviation() + 1e-9));
 }
 
 TEST_CASE("step bias: a line for a table that sequences do not outgrow", "[decoder]") {
@@ -202,7 +209,7 @@ TEST_CASE("step bias: a line for a table that sequences do not outgrow", "[decod
 TEST_CASE("step bias: biases of ages that do not occur cost no precision", "[decoder]") {
   Vector<T> table = random_table<T>(50, 3);
   const RelativePosition<T> position(table);
-  table[50 - 40] = 1e9f;
+  table[50 - 40] = 1e16f;
   const StepBias<T> b(RelativePosition<T>(table).bias().view(), 0, 0, true, 40);
   CHECK(agrees(b, position, 40));
 }
