@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "nprf/core/lag_bias.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
 

@@ -2,14 +2,12 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
+#include <cstdint>
 
 #include "nprf/core/lag_range.hpp"
 #include "nprf/core/slots.hpp"
-#include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/core/workspace.hpp"
-#include "nprf/toeplitz/fft/engine.hpp"
 
 namespace nprf {
 
@@ -19,7 +17,7 @@ namespace nprf {
 ///     y_i = or_t  C[i,t] and x_t,   C[i,t] = whether lag t - s_i is in the set
 ///
 /// If the set has few runs of consecutive lags, or if few runs of slots are marked, each entry is a difference of
-/// counts. Otherwise the numbers of connected marked slots are computed by FFT in double, with an error far below 1/2.
+/// counts. Otherwise the set is moved to each marked slot, 64 lags at a time.
 class LagSet {
  public:
   /// The lags of a range for which contains(lag) holds. O(range) time, and memory in the workspace.
@@ -46,7 +44,8 @@ class LagSet {
   Index runs() const { return m_runs; }
 
   /// y (rows.count,p) becomes 1 where the set connects the row to a slot that a column of X marks, else 0. Row t of X
-  /// (slots,p) is the mark, 0 or 1, of slot t. X is overwritten. O((rows + slots) p log n).
+  /// (slots,p) is the mark, 0 or 1, of slot t. X is overwritten. O(rows p) times the number of runs of lags, or that of
+  /// marked slots, or O(lags / 64) a mark, whichever is least.
   void connect(const Slots& rows, MatrixMap<double> X, MatrixMap<double> y, Workspace& workspace) const {
     connect(rows, false, X, y, workspace);
   }
@@ -56,6 +55,8 @@ class LagSet {
   }
 
  private:
+  static constexpr Index bits = 64;  // of a word
+
   // the number of lags of a range that are in the set
   Index count(LagRange lags) const {
     const Index begin = std::max(lags.first, m_lags.first), end = std::min(lags.last, m_lags.last) + 1;
@@ -89,16 +90,17 @@ class LagSet {
     y.setZero();
     if (m_runs == 0 || rows.count == 0 || X.rows() == 0) return;
     const auto oriented = [=](LagRange lags) { return transposed ? LagRange{-lags.last, -lags.first} : lags; };
-    // a transform costs about as much a row as this many runs
-    const Index max_runs = 4 * static_cast<Index>(std::log2(static_cast<double>(X.rows() + rows[rows.count - 1] + 1)));
-    Index marked = 0;
-    for_each_marked_run(X, [&](Index, Index, Index) { ++marked; });
-    if (marked <= std::min(m_runs, max_runs) * X.cols()) {
+    const Index marks = (X.array() != 0).count();
+    Index marked_runs = 0;
+    for_each_marked_run(X, [&](Index, Index, Index) { ++marked_runs; });
+    const Index by_marks = marked_runs * rows.count, by_lags = m_runs * rows.count * X.cols(),
+                by_words = marks * (m_lags.size() / bits + 1);
+    if (by_marks <= std::min(by_lags, by_words)) {
       for_each_marked_run(X, [&](Index p, Index first, Index last) {
         for (Index i = 0; i < rows.count; ++i)
           if (count(oriented({first - rows[i], last - rows[i]})) > 0) y(i, p) = 1;
       });
-    } else if (m_runs <= max_runs) {
+    } else if (by_lags <= by_words) {
       for (Index t = 1; t < X.rows(); ++t) X.row(t) += X.row(t - 1);  // the number of marks up to slot t
       for_each_run([&](LagRange run) {
         const auto [first, last] = oriented(run);
@@ -111,26 +113,33 @@ class LagSet {
             y.row(i) += X.row(end) - X.row(begin - 1);
         }
       });
+      y = (y.array() > 0).cast<double>();
     } else {
-      count_by_fft(rows, transposed, X, y, workspace);
+      connect_words(rows, oriented(m_lags), transposed, X, y, workspace);
     }
-    y = (y.array() > 0.5).cast<double>();
   }
 
-  // the numbers of connected marked slots, Y = ((A B^T) o C) X with A and B of ones
-  void count_by_fft(const Slots& rows, bool transposed, const MatrixMap<double>& X, MatrixMap<double>& y,
-                    Workspace& workspace) const {
+  // moves the set, as bits, to each marked slot t: lag k of `lags` (oriented), from the last one, is at slot
+  // s = t - lags.last + k
+  void connect_words(const Slots& rows, LagRange lags, bool transposed, const MatrixMap<double>& X,
+                     MatrixMap<double>& y, Workspace& workspace) const {
     const Workspace::Scope scope(workspace);
-    double* c = workspace.take<double>(m_lags.size());
-    for (Index k = 0; k < m_lags.size(); ++k)
-      c[transposed ? m_lags.size() - 1 - k : k] = contains(m_lags.first + k) ? 1 : 0;
-    auto ones = workspace.matrix<double>(std::max(rows.count, X.rows()), 1);
-    ones.setOnes();
-    const MatrixView<double> a = ones.topRows(rows.count), b = ones.topRows(X.rows()), x = X;
-    const Team alone(workspace);
-    const toeplitz::FftEngine<double> engine({transposed ? -m_lags.last : m_lags.first, c, m_lags.size()},
-                                             {rows[rows.count - 1] + 1, X.rows(), 1, X.cols()}, alone);
-    engine.contract({a, b, x, rows, Slots{X.rows()}}, y, alone);
+    const Index words = (lags.size() - 1) / bits + 1, row_words = rows[rows.count - 1] / bits + 1;
+    std::uint64_t *set = workspace.take<std::uint64_t>(words + 2) + 1,
+                  *reached = workspace.take<std::uint64_t>(row_words);
+    std::fill_n(set - 1, words + 2, 0);  // a word of zeros before and after
+    for (Index k = 0; k < lags.size(); ++k)
+      if (contains(transposed ? m_lags.first + k : m_lags.last - k)) set[k / bits] |= std::uint64_t{1} << k % bits;
+    for (Index p = 0; p < X.cols(); ++p) {
+      std::fill_n(reached, row_words, 0);
+      for (Index t = 0; t < X.rows(); ++t) {
+        if (X(t, p) == 0) continue;
+        const Index from = t - lags.last, shift = (from % bits + bits) % bits, word = (from - shift) / bits;
+        for (Index w = std::max<Index>(word, 0); w <= std::min(word + words, row_words - 1); ++w)
+          reached[w] |= set[w - word] << shift | set[w - word - 1] >> 1 >> (bits - 1 - shift);
+      }
+      for (Index i = 0; i < rows.count; ++i) y(i, p) = reached[rows[i] / bits] >> rows[i] % bits & 1;
+    }
   }
 
   LagRange m_lags, m_longest;
