@@ -301,7 +301,7 @@ void check_plans() {
   ++cases;
   for (long k = 1; failures == 0; ++k) {
     const long before = live;
-    const Outcome outcome = with_failure(k, [] { fft::ComplexPlan<float>::shared(12345); });
+    const Outcome outcome = with_failure(k, [] { fft::RealPlan<float>::shared(12345); });
     if (!failed) return expect(live > before, "plans", k, "no plan is kept");
     expect(outcome == Outcome::out_of_memory, "plans", k, "no std::bad_alloc");
     expect(live == before, "plans", k, "memory leaks");

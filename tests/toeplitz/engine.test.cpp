@@ -3,6 +3,7 @@
 
 #include <concepts>
 
+#include "nprf/toeplitz/direct/engine.hpp"
 #include "support/catch.hpp"
 
 namespace nprf::test::toeplitz_engine {
@@ -38,6 +39,13 @@ struct WithBounds : WithRowBounds {
                              toeplitz::GradientErrorBounds, const Team&) const;
 };
 
+// an engine of which only the product is its own
+struct ContractAlone : toeplitz::DirectEngine<double> {
+  using DirectEngine::DirectEngine;
+  static constexpr Engine names[] = {Engine::fftw};
+  void contract(const Factors<double>&, MatrixRef<double>, const Team&, double*) const;
+};
+
 struct WithoutGradients : Minimal<Rounding::per_row> {
   using Minimal::Minimal;
   void gradients() const;
@@ -56,6 +64,12 @@ TEST_CASE("an engine needs error bounds unless its rounding is per row", "[toepl
 TEST_CASE("an engine has gradients, and its own scalar", "[toeplitz]") {
   STATIC_REQUIRE_FALSE(toeplitz::ToeplitzEngine<WithoutGradients, double>);
   STATIC_REQUIRE_FALSE(toeplitz::ToeplitzEngine<Minimal<Rounding::per_row>, float>);
+}
+
+TEST_CASE("an engine may offer a product alone and take all else from another engine", "[toeplitz]") {
+  STATIC_REQUIRE(toeplitz::ToeplitzEngine<ContractAlone, double>);
+  STATIC_REQUIRE(
+      (toeplitz::has_name<ContractAlone>(Engine::fftw) && !toeplitz::has_name<ContractAlone>(Engine::direct)));
 }
 
 TEST_CASE("an engine may have several names", "[toeplitz]") {

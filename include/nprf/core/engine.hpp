@@ -13,7 +13,8 @@ enum class Direction { bidirectional, causal };
 /// How the sums over the keys are computed, for n tokens. automatic chooses by a cost model. direct: tile by tile,
 /// O(n^2). banded and recurrence: O(n), for biases that beyond some lags are constant or, for recurrence, linear in the
 /// lag. lanes: by nprf's FFT, O(n log n). grid: the same for positions on a grid. block_causal: by FFTs of blocks,
-/// O(n log^2 n), causal only. fftw: as lanes, by the library FFTW. toeplitz/product.hpp has the conditions.
+/// O(n log^2 n), causal only. fftw: as lanes, by the library FFTW; gradients by lanes. toeplitz/product.hpp has the
+/// conditions.
 enum class Engine { automatic, direct, fftw, lanes, block_causal, banded, recurrence, grid };
 
 constexpr std::string_view name(Engine engine) {

@@ -43,10 +43,10 @@ template <>
 struct Fftw<float> {
   using Complex = fftwf_complex;
   using Plan = fftwf_plan;
-  static Plan plan(int n, Complex* in, Complex* out, int sign) {
-    return fftwf_plan_dft_1d(n, in, out, sign, FFTW_ESTIMATE);
-  }
-  static void execute(Plan plan, Complex* in, Complex* out) { fftwf_execute_dft(plan, in, out); }
+  static Plan plan(int n, float* in, Complex* out) { return fftwf_plan_dft_r2c_1d(n, in, out, FFTW_ESTIMATE); }
+  static Plan plan(int n, Complex* in, float* out) { return fftwf_plan_dft_c2r_1d(n, in, out, FFTW_ESTIMATE); }
+  static void execute(Plan plan, float* in, Complex* out) { fftwf_execute_dft_r2c(plan, in, out); }
+  static void execute(Plan plan, Complex* in, float* out) { fftwf_execute_dft_c2r(plan, in, out); }
   static void destroy(Plan plan) { fftwf_destroy_plan(plan); }
   static void export_wisdom(void (*write)(char, void*), void* to) { fftwf_export_wisdom(write, to); }
   static void import_wisdom(const char* from) { fftwf_import_wisdom_from_string(from); }
@@ -57,10 +57,10 @@ template <>
 struct Fftw<double> {
   using Complex = fftw_complex;
   using Plan = fftw_plan;
-  static Plan plan(int n, Complex* in, Complex* out, int sign) {
-    return fftw_plan_dft_1d(n, in, out, sign, FFTW_ESTIMATE);
-  }
-  static void execute(Plan plan, Complex* in, Complex* out) { fftw_execute_dft(plan, in, out); }
+  static Plan plan(int n, double* in, Complex* out) { return fftw_plan_dft_r2c_1d(n, in, out, FFTW_ESTIMATE); }
+  static Plan plan(int n, Complex* in, double* out) { return fftw_plan_dft_c2r_1d(n, in, out, FFTW_ESTIMATE); }
+  static void execute(Plan plan, double* in, Complex* out) { fftw_execute_dft_r2c(plan, in, out); }
+  static void execute(Plan plan, Complex* in, double* out) { fftw_execute_dft_c2r(plan, in, out); }
   static void destroy(Plan plan) { fftw_destroy_plan(plan); }
   static void export_wisdom(void (*write)(char, void*), void* to) { fftw_export_wisdom(write, to); }
   static void import_wisdom(const char* from) { fftw_import_wisdom_from_string(from); }
@@ -100,48 +100,51 @@ class NoWisdom {
 
 }  // namespace detail
 
-/// The forward and backward complex transforms of one length, unscaled and out of place, for arrays in Buffers.
+/// The transforms of real signals of one length, and back, unscaled and out of place, for arrays in Buffers. A spectrum
+/// is its first length / 2 + 1 bins: the others are their conjugates.
 ///
 /// Plans are made with FFTW_ESTIMATE and without wisdom: measurements, by nprf or by other code in the process, would
 /// change the bits of the result from run to run. The wisdom of other code is preserved. A plan is immutable, and
 /// several threads may use it at the same time.
 template <Real T>
-class ComplexPlan {
+class RealPlan {
  public:
   using Complex = std::complex<T>;
 
   /// Locks planner_mutex(). Throws InvalidArgument unless 1 <= length < 2^31, and BackendError if FFTW returns no plan.
-  explicit ComplexPlan(Index length) : m_length(length) {
+  explicit RealPlan(Index length) : m_length(length) {
     require(length >= 1 && length <= std::numeric_limits<int>::max(), "length: expected 1 to 2^31 - 1, got ", length);
-    Buffer<Complex> in(length), out(length);
+    Buffer<T> signal(length);
+    Buffer<Complex> spectrum(bins());
     {
       const std::scoped_lock lock(planner_mutex());
       const detail::NoWisdom<T> estimate;
-      m_forward.reset(Api::plan(static_cast<int>(length), raw(in.data()), raw(out.data()), FFTW_FORWARD));
-      m_backward.reset(Api::plan(static_cast<int>(length), raw(in.data()), raw(out.data()), FFTW_BACKWARD));
+      m_forward.reset(Api::plan(static_cast<int>(length), signal.data(), raw(spectrum.data())));
+      m_backward.reset(Api::plan(static_cast<int>(length), raw(spectrum.data()), signal.data()));
     }
     if (!m_forward || !m_backward)
-      throw BackendError(nprf::detail::sentence("FFTW has no plan for a complex transform of length ", length));
+      throw BackendError(nprf::detail::sentence("FFTW has no plan for a real transform of length ", length));
   }
 
   Index length() const { return m_length; }
+  Index bins() const { return m_length / 2 + 1; }
 
-  /// out[k] = sum_j in[j] e^(-2 pi i jk / length)
-  void forward(Complex* in, Complex* out) const { Api::execute(m_forward.get(), raw(in), raw(out)); }
+  /// spectrum[k] = sum_j signal[j] e^(-2 pi i jk / length) for k < bins()
+  void forward(T* signal, Complex* spectrum) const { Api::execute(m_forward.get(), signal, raw(spectrum)); }
 
-  /// out[j] = sum_k in[k] e^(+2 pi i jk / length)
-  void backward(Complex* in, Complex* out) const { Api::execute(m_backward.get(), raw(in), raw(out)); }
+  /// The length times the inverse of forward(). Overwrites the spectrum.
+  void backward(Complex* spectrum, T* signal) const { Api::execute(m_backward.get(), raw(spectrum), signal); }
 
   /// The plan of a length, shared by all callers in the process.
-  static std::shared_ptr<const ComplexPlan> shared(Index length) {
+  static std::shared_ptr<const RealPlan> shared(Index length) {
     constexpr std::size_t most_plans = 1024;  // bounds the memory of programs that use many lengths
     planner_mutex();                          // constructs the mutex before the plans, so that it outlives them
     static std::mutex mutex;
-    static std::map<Index, std::shared_ptr<const ComplexPlan>> plans;
+    static std::map<Index, std::shared_ptr<const RealPlan>> plans;
 
     const std::scoped_lock lock(mutex);
     if (const auto found = plans.find(length); found != plans.end()) return found->second;
-    auto plan = std::make_shared<const ComplexPlan>(length);
+    auto plan = std::make_shared<const RealPlan>(length);
     if (plans.size() == most_plans) plans.clear();
     plans.emplace(length, plan);
     return plan;

@@ -14,6 +14,8 @@
 
 /// The concept of an engine: a class that computes Y = ((A B^T) o C) U and its gradients for one set of weights, and
 /// states its properties. To add one, write a class that models ToeplitzEngine and add it to EngineList (engines.hpp).
+/// It may start with contract() and its names alone: derived from another engine, it takes the gradients and all else
+/// from that one, whose rounding and error bounds must hold for its products too. FftwEngine does so.
 namespace nprf::toeplitz {
 
 /// What the rounding errors of a row of Y are relative to: to the terms of the row; to the largest row of its block and

@@ -27,7 +27,7 @@
 /// | lanes        | r p n log n          | long n and weights for which all rows have similar magnitudes        |
 /// | grid         | the same             | lanes, for the slots of an image                                     |
 /// | block_causal | r p n log^2 n        | long n and one-sided weights: no bit depends on later tokens         |
-/// | fftw         | r p n log n          | the same as lanes, by FFTW, for comparison                           |
+/// | fftw         | r p n log n          | lanes with a product by FFTW, for comparison; gradients as of lanes  |
 namespace nprf::toeplitz {
 
 /// The product with one set of weights by one engine, for any factors: what depends on the weights alone is computed

@@ -94,19 +94,13 @@ class FftEngine {
 
   /// Bounds of the rounding errors of contract(); sizes (n_k) are the largest |U_j.| of each key.
   void row_error_bounds(const Factors<T>& x, const T* sizes, RowErrorBounds out, const Team& team) const {
-    fft_row_error_bounds(
-        m_norms, 2 * m_tree->length(), x, sizes, out, team,
-        [&](const SignalNorms& norms, const SignalScale&, SignalNorms::Row& Y, SignalNorms::Row& sums) {
-          const double underflow = Underflow<T>::of_signals(2 * m_tree->length());
-          Y += underflow * norms.largest_size() * norms.largest();
-          sums += underflow * norms.largest();
-        });
+    fft_row_error_bounds(m_norms, period(), x, sizes, out, team);
   }
 
   /// Bounds of the rounding errors of gradients().
   void gradient_error_bounds(const Factors<T>& x, const GradientScales<T>& of, GradientErrorBounds out,
                              const Team& team) const {
-    fft_gradient_error_bounds(m_norms, 2 * m_tree->length(), 1, x, of, out, team);
+    fft_gradient_error_bounds(m_norms, period(), x, of, out, team);
   }
 
   /// The gradients for G (n_q,p) = dL/dY, and the sums of `sizes`. Four transforms a signal; contract() has two.
@@ -121,6 +115,9 @@ class FftEngine {
   }
 
   Index longest_plain_sum(Index n_k) const { return std::min(n_k, plain_sum_of_fft); }
+
+  /// The length of cyclic convolutions with as many distinct positions as a transform has: at least n_q + n_k.
+  Index period() const { return 2 * m_tree->length(); }
 
  private:
   using Tree = fft::PolynomialTree<T>;

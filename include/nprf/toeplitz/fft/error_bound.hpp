@@ -195,11 +195,9 @@ SignalNorms signal_norms(const MatrixView<T>& B, const T* sizes, const SignalSca
 }
 
 /// The error bound of a product by transforms of length N; sizes (n_k) are the largest |U_j.| of each key. O(n r).
-/// share(norms, scale, Y, sums) adjusts the sizes of signals if several share a transform, and adds the underflow of
-/// signals; all are relative to the scale.
-template <Real T, class Share>
+template <Real T>
 void fft_row_error_bounds(const NormSums& c, Index N, const Factors<T>& x, const T* sizes, RowErrorBounds bounds,
-                          const Team& team, Share&& share) {
+                          const Team& team) {
   Workspace& workspace = team.workspace();
   const Workspace::Scope scope(workspace);
   const Index r = x.B.cols();
@@ -208,7 +206,9 @@ void fft_row_error_bounds(const NormSums& c, Index N, const Factors<T>& x, const
   SignalNorms::Row Y = SignalNorms::row(r, workspace), sums = SignalNorms::row(r, workspace);
   all.add_sized(c, N, 1, Y);
   all.add_ones(c, N, 1, sums);
-  share(all, scale, Y, sums);
+  const double underflow = Underflow<T>::of_signals(N);
+  Y += underflow * all.largest_size() * all.largest();
+  sums += underflow * all.largest();
   Y *= scale.B * scale.size;
   sums *= scale.B;
   const double underflow_sums = Underflow<T>::of_row(r), underflow_Y = all.largest_size() * scale.size * underflow_sums;
