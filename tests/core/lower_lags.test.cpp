@@ -65,7 +65,11 @@ TEST_CASE("weights are the same whatever the tables are stored in", "[core]") {
         CHECK(x.weights[lag] == std::exp((bias[lag] - x.largest_bias) + (x.largest_bias - largest)));
       CHECK(x.border(5, 1) == std::exp(0.25 - largest));
       CHECK((x.border(1, 1) == 0 && !x.attends(1, 1)));
-      CHECK((x.border(0, 3) == 0) == (direction == Direction::causal));  // a later token
+      // of a token without a slot, relative to the largest of its own row; a causal one attends to none that are later
+      const bool causal = direction == Direction::causal;
+      CHECK(x.border(0, 0) == std::exp(0.5 - (causal ? 0.5 : 3)));
+      CHECK(x.border(0, 1) == (causal ? 0 : 1));
+      CHECK(x.border(0, 3) == (causal ? 0 : std::exp(1.0 - 3)));
       const Index beyond = std::max<Index>(x.reach.last - 2, 0);
       CHECK((x.weights.tails.before == 4 && x.weights.tails.after == beyond));
       CHECK(x.weights.tails.slope_before == slope);
