@@ -40,4 +40,22 @@ TEST_CASE("a difference of two biases on one line is exact", "[core]") {
   CHECK(x.bias_difference(4, 1) == LagProblem<double>::minus_infinity);
 }
 
+TEST_CASE("the last attended lag that is not near keeps a weight", "[core]") {
+  constexpr double never = LagProblem<float>::minus_infinity;
+  const std::vector<double> biases{0, -1000, never, 3};
+  const auto kept = [&](Index near) {
+    std::vector<float> weights{1, 0, 0, 0};
+    LagProblem<float> x;
+    x.lags = x.reach = {-3, 0};
+    x.biases = biases.data(), x.weight_values = weights.data();
+    x.near.width = near;
+    x.keep_last_weight();
+    return weights;
+  };
+  constexpr float least = std::numeric_limits<float>::min();
+  CHECK(kept(0) == std::vector<float>{1, 0, 0, least});
+  CHECK(kept(1) == std::vector<float>{1, least, 0, 0});
+  for (const Index near : {3, 4}) CHECK(kept(near) == std::vector<float>{1, 0, 0, 0});
+}
+
 }  // namespace nprf::test::core_lag_problem

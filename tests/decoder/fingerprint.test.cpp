@@ -2,11 +2,14 @@
 #include "nprf/decoder/fingerprint.hpp"
 
 #include <sstream>
+#include <utility>
 
 #include "nprf/feature_map/elu.hpp"
 #include "nprf/feature_map/paper_names.hpp"
 #include "nprf/position/alibi.hpp"
+#include "nprf/position/position.hpp"
 #include "support/catch.hpp"
+#include "support/random.hpp"
 #include "support/throws.hpp"
 
 namespace nprf::test::decoder_fingerprint {
@@ -42,6 +45,26 @@ TEST_CASE("fingerprint: equal for equal models alone", "[decoder]") {
   check_invalid(
       [&] { compare({}, {.options = {.direction = Direction::causal, .normalization = Normalization::unit(2)}}); },
       {"options"});
+}
+
+TEST_CASE("fingerprint: a map with two features exchanged is another one", "[decoder]") {
+  const Matrix<float> rows = normal<float>(3, 5, 1);
+  const auto print = [](const Matrix<float>& of) {
+    const PositiveFeatures<float> map(of);
+    const NoPosition<float> position;
+    return Fingerprint<float>(StepModel<float>(FeatureMapView<float>(map), PositionView<float>(position),
+                                               {.direction = Direction::causal}, 0));
+  };
+  StateWriter out;
+  print(rows).save(out);
+  for (const auto& [k, l] : {std::pair{0, 1}, {0, 2}, {1, 2}}) {
+    Matrix<float> exchanged = rows;
+    exchanged.row(k).swap(exchanged.row(l));
+    std::stringstream stream;
+    out.write(stream);
+    StateReader in(stream);
+    check_invalid([&] { print(exchanged).require_same(in); }, {"feature map"});
+  }
 }
 
 }  // namespace nprf::test::decoder_fingerprint

@@ -320,6 +320,32 @@ TEMPLATE_TEST_CASE("coefficients computes L times the twisted coefficients of th
   }
 }
 
+TEMPLATE_TEST_CASE("the values at the leaves are those that are written, of two real signals too", "[fft]",
+                   NPRF_TEST_SCALARS) {
+  using T = TestType;
+  for (const Index L : {8, 24, 40, 240, 1024}) {
+    const fft::PolynomialTree<T> tree(L);
+    const Signal<T> x = normal_lanes<T>(L, 15);  // its real and its imaginary parts
+    Signal<T> scratch(2 * L), y(2 * L);
+    tree.template values<2>(
+        {scratch.data(), scratch.data() + L}, [&](auto s, Index j) { return s == 0 ? x.data()[j].re : x.data()[j].im; },
+        [&](Index k, Z<T>(&z)[2][8]) {
+          for (Index s = 0; s < 2; ++s) std::copy_n(z[s], 8, y.data() + s * L + 8 * k);
+        });
+    for (Index s = 0; s < 2; ++s) {
+      Signal<T> one(L);
+      for (Index j = 0; j < L; ++j) one.data()[j] = {s == 0 ? x.data()[j].re : x.data()[j].im, fft::Lanes<T>{}};
+      const Signal<T> written = values(tree, one.data());
+      Errors errors;
+      for (Index p = 0; p < L; ++p)
+        for (Index l = 0; l < fft::lane_count<T>; ++l)
+          errors.add(lane(y.data()[s * L + p], l), lane(written.data()[p], l));
+      INFO("length " << L << ", signal " << s);
+      CHECK(errors.relative() <= epsilon<T>);
+    }
+  }
+}
+
 TEMPLATE_TEST_CASE("coefficients is the inverse of values, up to the factor L and the twist", "[fft]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
