@@ -141,6 +141,16 @@ TEST_CASE("a view has the slots of a user's own placed position", "[position]") 
   CHECK(view.bias_between(2, 3, 0) == 23);
 }
 
+TEST_CASE("a placed position alone asks for its own number of tokens and for no offset", "[position]") {
+  const Placed position;
+  const PositionView<double> view = position;
+  CHECK_NOTHROW(view.check_tokens(5, 0, "queries"));
+  check_invalid([&] { view.check_tokens(4, 0, "queries"); }, {"queries: expected 5 rows", "got 4"});
+  check_invalid([&] { view.check_tokens(5, 1, "queries"); }, {"offset: expected 0", "got 1"});
+  const ByValue unplaced;
+  CHECK_NOTHROW(PositionView<double>(unplaced).check_tokens(4, 1, "queries"));
+}
+
 TEST_CASE("the gradient of a view is rejected if the position has none", "[position]") {
   const ByValue position;
   const PositionView<double> view = position;
