@@ -28,7 +28,7 @@ if(NOT TARGET nprf::levels)
     endforeach()
     target_link_libraries(nprf_level_${level} PRIVATE nprf::nprf)
     # a matrix may be allocated on one side and freed on the other: both call malloc and free, and align to 16 bytes
-    target_compile_definitions(nprf_level_${level} PRIVATE NPRF_EXTERN_INSTANCES=1 NPRF_LEVEL=nprf_level_${level}
+    target_compile_definitions(nprf_level_${level} PRIVATE NPRF_SEPARATE=1 NPRF_LEVEL=nprf_level_${level}
       EIGEN_MAX_ALIGN_BYTES=16 EIGEN_MALLOC_ALREADY_ALIGNED=1)
     if(NOT level STREQUAL "baseline")
       target_compile_options(nprf_level_${level} PRIVATE -march=x86-64-${level})
@@ -52,6 +52,10 @@ if(NOT TARGET nprf::levels)
   endforeach()
   set_source_files_properties(${objects} PROPERTIES EXTERNAL_OBJECT ON GENERATED ON)
   add_library(nprf_levels STATIC EXCLUDE_FROM_ALL ${sources}/levels/levels.cpp ${objects})
+  # what has no levels
+  foreach(name product_float product_double decoder sample)
+    target_sources(nprf_levels PRIVATE ${sources}/instances/${name}.cpp)
+  endforeach()
   add_library(nprf::levels ALIAS nprf_levels)
   target_link_libraries(nprf_levels PUBLIC nprf::nprf)
   target_compile_definitions(nprf_levels PUBLIC NPRF_X86_64_LEVELS=1)

@@ -7,6 +7,12 @@ set(levels
   "config.hpp"
   "core"
   "fft feature_map normalize position"
+  "attention/options.hpp"
+  "attention/heads_view.hpp attention/segments.hpp"
+  "attention/saved.hpp attention/batch/head_models.hpp"
+  "attention/attention_core.hpp"
+  "attention/multi_head_attention.hpp"
+  "attention/attention.hpp decoder/options.hpp decoder/decoder_model.hpp"
   "toeplitz/factors.hpp toeplitz/gradients.hpp toeplitz/cost.hpp"
   "toeplitz/engine.hpp toeplitz/ones.hpp"
   "toeplitz/direct toeplitz/fft"
@@ -16,9 +22,6 @@ set(levels
   "toeplitz/product.hpp"
   "toeplitz/recompute"
   "toeplitz"
-  "attention/options.hpp"
-  "attention/segments.hpp"
-  "attention/saved.hpp"
   "attention/saved_storage.hpp"
   "attention/weights"
   "attention/scaling"
@@ -26,9 +29,7 @@ set(levels
   "attention/exact"
   "attention/head.hpp"
   "attention/forward_pass.hpp attention/backward_pass.hpp"
-  "attention/heads_view.hpp"
   "attention/batch"
-  "attention/multi_head_attention.hpp"
   "attention"
   "decoder"
   "reference"
@@ -45,8 +46,8 @@ set(levels
   "cuda/attention cuda/decoder"
   "cuda/plan"
   "cuda/instances.cuh"
-  "instances.hpp"
   "levels.hpp"
+  "implementation.hpp"
   "nprf.hpp cuda.hpp")
 
 # headers that device code may include, which is compiled without a matrix library
@@ -98,6 +99,10 @@ foreach(header ${headers})
       continue()
     endif()
     set(target ${CMAKE_MATCH_1})
+    # a header that only declares ends with its definitions, unless NPRF_SEPARATE
+    if(target MATCHES "_definition[.]hpp$" AND NOT header MATCHES "_definition[.]hpp$|^implementation[.]hpp$")
+      continue()
+    endif()
     math(EXPR checked "${checked} + 1")
     find_room(${target} target_room)
     if(NOT target_room)
@@ -105,9 +110,9 @@ foreach(header ${headers})
     elseif(NOT room STREQUAL target_room AND NOT level_${target_room} LESS level_${room})
       list(APPEND errors "${header} includes ${target}, which is not below ${room}")
     endif()
-    if(target_room STREQUAL "reference" AND NOT room MATCHES "^(reference|instances.hpp|nprf.hpp)$")
-      list(APPEND errors "${header} includes ${target}, which only nprf.hpp and instances.hpp do")
-    elseif(target MATCHES "^cuda" AND room MATCHES "^(nprf|instances|levels).hpp$")
+    if(target_room STREQUAL "reference" AND NOT room MATCHES "^(reference|implementation.hpp|nprf.hpp)$")
+      list(APPEND errors "${header} includes ${target}, which only nprf.hpp and implementation.hpp do")
+    elseif(target MATCHES "^cuda" AND room MATCHES "^(nprf|implementation|levels).hpp$")
       list(APPEND errors "${header} includes ${target}")
     elseif(header MATCHES "[.]cuh$" AND NOT target MATCHES "^(cuda/|(${device_headers})[.]hpp$)" OR
             header MATCHES "^(${device_headers})[.]hpp$" AND NOT target MATCHES "^(${device_headers})[.]hpp$" OR

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/instances.hpp"
+#define NPRF_IMPLEMENT 0
+#include "nprf/implementation.hpp"
 
+NPRF_FEATURE_INSTANCES(, float)
 NPRF_ATTENTION_INSTANCES(, float)

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/instances.hpp"
+#define NPRF_IMPLEMENT 0
+#include "nprf/implementation.hpp"
 
 NPRF_DECODER_INSTANCES(, float)
 NPRF_DECODER_INSTANCES(, double)

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/instances.hpp"
+#define NPRF_IMPLEMENT 0
+#include "nprf/implementation.hpp"
 
 NPRF_PRODUCT_INSTANCES(, float)

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <memory>
 
+#include "nprf/attention/batch/batch.hpp"
 #include "nprf/attention/saved.hpp"
 #include "nprf/levels.hpp"
 

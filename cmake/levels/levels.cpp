@@ -2,6 +2,7 @@
 //
 // The choice of a level, and the functions that call its code. Compiled with the program's flags.
 
+#define NPRF_IMPLEMENT 0
 #include "level.hpp"
 
 #include <cstddef>
@@ -11,7 +12,7 @@
 #include <string_view>
 
 #include "nprf/core/error.hpp"
-#include "nprf/instances.hpp"
+#include "nprf/implementation.hpp"
 #include "processor_level.h"
 
 static_assert(EIGEN_MAX_ALIGN_BYTES == 16 && EIGEN_MALLOC_ALREADY_ALIGNED,
@@ -77,8 +78,10 @@ CpuLevel cpu_level() {
 
 }  // namespace nprf
 
-NPRF_FEATURE_MAP_INSTANCES(, float)
-NPRF_FEATURE_MAP_INSTANCES(, double)
+NPRF_FEATURE_INSTANCES(, float)
+NPRF_FEATURE_INSTANCES(, double)
+template class nprf::AttentionCore<float>;
+template class nprf::AttentionCore<double>;
 
 // a table that could not be chosen leaves a batch empty
 #define NPRF_CALL_LEVEL(T)                                                                                           \

@@ -30,10 +30,15 @@
 #endif
 #endif
 
-/// 1: the templates that take longest to compile are declared extern; one file of the program must instantiate them
-/// (instances.hpp).
-#ifndef NPRF_EXTERN_INSTANCES
-#define NPRF_EXTERN_INSTANCES 0
+/// 1: the program links nprf::levels, whose code is compiled for several levels of x86-64 (levels.hpp).
+#ifndef NPRF_X86_64_LEVELS
+#define NPRF_X86_64_LEVELS 0
+#endif
+
+/// 1: nprf's headers only declare its slow code, and one file of the program must include nprf/implementation.hpp. 0:
+/// every file has the code that it calls. All translation units of a program must use the same value.
+#ifndef NPRF_SEPARATE
+#define NPRF_SEPARATE NPRF_X86_64_LEVELS
 #endif
 
 /// 1: the plans for GPUs are declared extern; one file of the program must instantiate them (cuda/instances.cuh).
@@ -45,11 +50,6 @@
 /// their backward pass. All translation units that compile plans must use the same value.
 #ifndef NPRF_CUDA_GRADIENTS
 #define NPRF_CUDA_GRADIENTS 1
-#endif
-
-/// 1: the program links nprf::levels, whose code is compiled for several levels of x86-64 (levels.hpp).
-#ifndef NPRF_X86_64_LEVELS
-#define NPRF_X86_64_LEVELS 0
 #endif
 
 /// 1: AddressSanitizer reports accesses to scratch memory that is not taken (core/workspace.hpp). All translation units

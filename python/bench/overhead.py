@@ -9,7 +9,7 @@ random features, T5's biases. Processor time of this process; medians of rounds 
 
 PROGRAM, from overhead.cpp, makes the same calls in C++, in the same rounds, for x86-64-v4 (nprf.cpu_level()):
 
-    g++ -std=c++20 -O3 -DNDEBUG -march=x86-64-v4 -fopenmp -DNPRF_EXTERN_INSTANCES=1 -I include \\
+    g++ -std=c++20 -O3 -DNDEBUG -march=x86-64-v4 -fopenmp -DNPRF_SEPARATE=1 -I include \\
       -isystem /usr/include/eigen3 python/bench/overhead.cpp cmake/instances/attention_float.cpp \\
       cmake/instances/product_float.cpp -o build/overhead
 

@@ -33,7 +33,6 @@
 #include "nprf/calibration/calibrate.hpp"
 #include "nprf/feature_map/balance.hpp"
 #include "nprf/feature_map/sderf_tilt.hpp"
-#include "nprf/instances.hpp"
 #include "nprf/position/resize_bias.hpp"
 #include "nprf/reference/softmax_attention.hpp"
 #include "plain_attention.hpp"

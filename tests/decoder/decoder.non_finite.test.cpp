@@ -7,6 +7,7 @@
 
 #include "decoder/tokens.hpp"
 #include "nprf/decoder/decoder.hpp"
+#include "nprf/decoder/running_sums.hpp"
 #include "nprf/feature_map/paper_names.hpp"
 #include "nprf/feature_map/taylor.hpp"
 #include "nprf/position/alibi.hpp"

@@ -8,6 +8,8 @@
 
 #include "decoder/tokens.hpp"
 #include "nprf/decoder/decoder.hpp"
+#include "nprf/decoder/sequence_states.hpp"
+#include "nprf/decoder/state_stream.hpp"
 #include "nprf/feature_map/paper_names.hpp"
 #include "nprf/feature_map/taylor.hpp"
 #include "nprf/position/alibi.hpp"

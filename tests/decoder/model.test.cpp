@@ -81,7 +81,7 @@ TEST_CASE("decoder model: one model, or one for each head", "[decoder]") {
   const auto map = orf<T>(6, 10, 1);
   const AttentionOptions causal{.direction = Direction::causal};
   const DecoderModelOf one(MultiHeadAttention(map, AlibiPosition<T>(0.1f), causal));
-  CHECK(one.count() == 1);
+  CHECK(one.heads().count() == 1);
   CHECK(step_models(one, 2).size() == 1);
   const std::vector<AlibiPosition<T>> slopes{AlibiPosition<T>(0.1f), AlibiPosition<T>(0.2f)};
   const DecoderModelOf two(MultiHeadAttention(map, slopes, causal));

@@ -8,6 +8,8 @@
 #include "nprf/attention/attention.hpp"
 #include "nprf/attention/multi_head_attention.hpp"
 #include "nprf/decoder/decoder.hpp"
+#include "nprf/decoder/head_state.hpp"
+#include "nprf/decoder/model.hpp"
 #include "nprf/feature_map/centred.hpp"
 #include "nprf/position/alibi.hpp"
 #include "nprf/position/relative.hpp"

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "feature_map/check_backward.hpp"
-#include "feature_map/check_in_place.hpp"
 #include "feature_map/statistics.hpp"
 #include "nprf/feature_map/balance.hpp"
 #include "nprf/feature_map/positive.hpp"
@@ -125,13 +124,6 @@ TEST_CASE("centred: constants of other sizes are rejected", "[feature_map]") {
   check_invalid(with([](auto& x) { x.key_axes = Matrix<float>::Zero(2, 3); }), {"key_axes: expected 3 x 3"});
   check_invalid(with([](auto& x) { x.key_axes(0, 0) = std::numeric_limits<float>::infinity(); }),
                 {"constants: expected finite scalars"});
-}
-
-TEMPLATE_TEST_CASE("centred: features written into the caller's storage are bitwise equal for any thread count",
-                   "[feature_map][threads]", NPRF_TEST_SCALARS) {
-  check_in_place_sizes([](Index d, Index m) {
-    return Centred(PositiveFeatures<TestType>({.input_dim = d, .num_features = m}), constants<TestType>(d));
-  });
 }
 
 }  // namespace nprf::test::feature_map_centred

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -70,22 +71,35 @@ void check_in_place_sizes(Make&& make) {
   check_in_place(make(20, 700), 200);
 }
 
-/// Checks that the map rejects caller's matrices of wrong shapes.
+/// Checks that the map rejects arguments of wrong shapes.
 template <class F>
-void check_in_place_shapes(const F& features) {
+void check_shapes(const F& features) {
   using T = typename F::Scalar;
   const Index d = features.input_dim(), r = features.output_dim();
   const Matrix<T> x = Matrix<T>::Zero(4, d), phi = Matrix<T>::Zero(4, r);
   Workspace workspace;
   const Team team(workspace);
+  for (const auto& [rows, cols] : {std::pair<Index, Index>{4, d + 1}, {0, d - 1}}) {
+    const Matrix<T> wrong = Matrix<T>::Zero(rows, cols), of_wrong = Matrix<T>::Zero(rows, r);
+    const std::string expected = "x: expected " + std::to_string(d) + " columns", got = "got " + std::to_string(cols);
+    check_invalid([&] { features.queries(wrong); }, {expected, got});
+    check_invalid([&] { features.keys(wrong); }, {expected, got});
+    check_invalid([&] { features.backward(wrong, of_wrong, of_wrong); }, {expected, got});
+  }
+  const std::vector<T> scale(3, T(1));
+  Matrix<T> out(4, r);
+  check_invalid([&] { features.queries(x, scale, out, team); }, {"scale: expected 4 factors", "got 3"});
+  check_invalid([&] { features.keys(x, scale, out, team); }, {"scale: expected 4 factors", "got 3"});
   for (const auto& [rows, cols] : {std::pair<Index, Index>{3, r}, {4, r + 1}, {5, r}, {4, r - 1}}) {
-    Matrix<T> wrong(rows, cols);
+    Matrix<T> wrong = Matrix<T>::Zero(rows, cols);
     check_invalid([&] { features.queries(x, {}, wrong, team); }, {"phi: expected 4 x"});
     check_invalid([&] { features.keys(x, {}, wrong, team); }, {"phi: expected 4 x"});
+    check_invalid([&] { features.backward(x, wrong, phi); }, {"phi: expected 4 x"});
+    check_invalid([&] { features.backward(x, phi, wrong); }, {"dphi: expected 4 x"});
   }
   for (const auto& [rows, cols] : {std::pair<Index, Index>{3, d}, {4, d + 1}, {5, d}, {4, d - 1}}) {
     Matrix<T> wrong(rows, cols);
-    check_invalid([&] { features.backward(x, phi, phi, wrong, team); }, {"dx", "expected 4 x"});
+    check_invalid([&] { features.backward(x, phi, phi, wrong, team); }, {"dx: expected 4 x"});
   }
 }
 

@@ -86,29 +86,12 @@ TEST_CASE("elu: an input without rows gives features without rows", "[feature_ma
 TEST_CASE("elu: arguments of wrong shapes are rejected", "[feature_map]") {
   check_invalid([] { EluFeatures<float>(0); }, {"input_dim: expected at least 1", "got 0"});
   check_invalid([] { EluFeatures<double>(-2); }, {"input_dim", "got -2"});
-  const EluFeatures<float> features(4);
-  const auto zeros = [](Index rows, Index cols) { return Matrix<float>(Matrix<float>::Zero(rows, cols)); };
-  check_invalid([&] { features.queries(zeros(2, 5)); }, {"x: expected 4 columns", "got 5"});
-  check_invalid([&] { features.keys(zeros(0, 3)); }, {"x: expected 4 columns", "got 3"});
-  check_invalid([&] { features.backward(zeros(2, 5), zeros(2, 4), zeros(2, 4)); }, {"expected 2 x 4", "got 2 x 5"});
-  check_invalid([&] { features.backward(zeros(2, 4), zeros(1, 4), zeros(2, 4)); }, {"expected 2 x 4", "1 x 4"});
-  check_invalid([&] { features.backward(zeros(2, 4), zeros(2, 3), zeros(2, 4)); }, {"expected 2 x 4", "2 x 3"});
-  check_invalid([&] { features.backward(zeros(2, 4), zeros(2, 4), zeros(3, 4)); }, {"expected 2 x 4", "3 x 4"});
-  check_invalid([&] { features.backward(zeros(2, 4), zeros(2, 4), zeros(2, 9)); }, {"expected 2 x 4", "2 x 9"});
+  check_shapes(EluFeatures<float>(4));
 }
 
 TEMPLATE_TEST_CASE("elu: features written into the caller's storage are bitwise equal for any thread count",
                    "[feature_map][threads]", NPRF_TEST_SCALARS) {
   for (const Index n : {0, 1, 127, 128, 129, 700}) check_in_place(EluFeatures<TestType>(9), n);
-}
-
-TEST_CASE("elu: results of wrong shapes are rejected", "[feature_map]") {
-  check_in_place_shapes(EluFeatures<float>(4));
-  Workspace workspace;
-  Matrix<float> phi(2, 4);
-  const std::vector<float> scale(3, 1.0f);
-  check_invalid([&] { EluFeatures<float>(4).queries(Matrix<float>::Zero(2, 4), scale, phi, Team(workspace)); },
-                {"scale: expected 2 factors", "got 3"});
 }
 
 }  // namespace nprf::test::feature_map_elu

@@ -8,14 +8,11 @@
 #include <type_traits>
 #include <vector>
 
-#include "feature_map/check_backward.hpp"
-#include "feature_map/check_in_place.hpp"
 #include "feature_map/statistics.hpp"
 #include "nprf/feature_map/feature_map.hpp"
 #include "support/catch.hpp"
 #include "support/error.hpp"
 #include "support/random.hpp"
-#include "support/throws.hpp"
 
 namespace nprf::test::feature_map_positive {
 
@@ -132,23 +129,6 @@ TEMPLATE_TEST_CASE("positive: the largest feature of each query is 1, and the la
   CHECK(k.minCoeff() >= 0);
 }
 
-TEMPLATE_TEST_CASE("positive: a row scale gives the features of the scaled rows", "[feature_map]", NPRF_ALL_MAPS) {
-  using T = typename TestType::Scalar;
-  const Index n = 131, d = 9;
-  const TestType features = make<TestType>(d, 13);
-  const Matrix<T> x = normal<T>(n, d, 8);
-  const Vector<T> scale = normal<T>(n, 1, 9).cwiseAbs().col(0) / 4;
-  const Matrix<T> scaled = scale.asDiagonal() * x;
-  const RowScale<T> factors(scale.data(), static_cast<std::size_t>(n));
-  Vector<T> log_q, log_q_scaled;
-  T log_k = 0, log_k_scaled = 0;
-  const double close = tolerance<T>(d);
-  CHECK(worst_ratio(features.queries(x, factors, &log_q), features.queries(scaled, {}, &log_q_scaled), close) <= 1);
-  CHECK(worst_ratio(features.keys(x, factors, &log_k), features.keys(scaled, {}, &log_k_scaled), close) <= 1);
-  CHECK(worst_ratio(log_q, log_q_scaled, close) <= 1);
-  CHECK(std::abs(static_cast<double>(log_k - log_k_scaled)) <= close);
-}
-
 TEMPLATE_TEST_CASE("positive: rows of any norm have finite features", "[feature_map]", NPRF_ALL_MAPS) {
   using T = typename TestType::Scalar;
   const Index d = 8;
@@ -187,66 +167,6 @@ TEMPLATE_TEST_CASE("positive: a NaN in one row does not affect the other rows", 
   CHECK_FALSE(q.row(1).allFinite());
   CHECK_FALSE(k.row(1).allFinite());
   CHECK(std::abs(std::max(k.row(0).maxCoeff(), k.row(2).maxCoeff()) - T(1)) <= std::numeric_limits<T>::epsilon());
-}
-
-TEMPLATE_TEST_CASE("positive: an input without rows gives features without rows", "[feature_map]", NPRF_ALL_MAPS) {
-  using T = typename TestType::Scalar;
-  const TestType features = make<TestType>(4, 9);
-  const Matrix<T> none(0, 4);
-  Vector<T> log_q = Vector<T>::Ones(3);
-  T log_k = std::numeric_limits<T>::quiet_NaN();
-  const Matrix<T> q = features.queries(none, {}, &log_q), k = features.keys(none, {}, &log_k);
-  CHECK(q.rows() == 0);
-  CHECK(q.cols() == features.output_dim());
-  CHECK(k.rows() == 0);
-  CHECK(k.cols() == features.output_dim());
-  CHECK(log_q.size() == 0);
-  CHECK(std::isfinite(log_k));
-  CHECK(features.backward(none, q, q).rows() == 0);
-  CHECK(features.backward(none, q, q).cols() == 4);
-}
-
-TEMPLATE_TEST_CASE("positive: a strided view and its copy have bitwise equal features", "[feature_map]",
-                   NPRF_ALL_MAPS) {
-  using T = typename TestType::Scalar;
-  const TestType features = make<TestType>(7, 9);
-  const Matrix<T> wide = normal<T>(30, 20, 8);
-  for (const Index shift : {0, 1, 5, 13}) {
-    const Matrix<T> copy = wide.block(3, shift, 20, 7);
-    CHECK(same_bits<T>(features.queries(wide.block(3, shift, 20, 7)), features.queries(copy)));
-    CHECK(same_bits<T>(features.keys(wide.block(3, shift, 20, 7)), features.keys(copy)));
-  }
-}
-
-TEMPLATE_TEST_CASE("positive: backward is the derivative of the features", "[feature_map]", PositiveFeatures<double>,
-                   HyperbolicFeatures<double>) {
-  for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::sphere,
-                                      Projection::simplex, Projection::sphere_simplex})
-    for (const double size : {0.2, 1.0, 1.5}) {
-      const TestType features = make<TestType>(5, 11, projection);
-      const Matrix<double> x = size * normal<double>(4, 5, 21);
-      check_backward(features, x, queries_like(features, x));
-      check_backward(features, x, keys_like(features, x));
-      check_backward_with_factors(features, x);
-    }
-}
-
-TEMPLATE_TEST_CASE("positive: arguments of wrong shapes are rejected", "[feature_map]", NPRF_ALL_MAPS) {
-  using T = typename TestType::Scalar;
-  const TestType features = make<TestType>(4, 3);
-  const Index r = features.output_dim();
-  const auto zeros = [](Index rows, Index cols) { return Matrix<T>(Matrix<T>::Zero(rows, cols)); };
-  check_invalid([&] { features.queries(zeros(2, 5)); }, {"x: expected 4 columns", "got 5"});
-  check_invalid([&] { features.keys(zeros(2, 3)); }, {"x: expected 4 columns", "got 3"});
-  check_invalid([&] { features.keys(zeros(0, 3)); }, {"x: expected 4 columns", "got 3"});
-  const std::vector<T> scale(3, T(1));
-  check_invalid([&] { features.queries(zeros(2, 4), scale); }, {"scale: expected 2 factors", "got 3"});
-  check_invalid([&] { features.keys(zeros(2, 4), scale); }, {"scale: expected 2 factors", "got 3"});
-  check_invalid([&] { features.backward(zeros(2, 5), zeros(2, r), zeros(2, r)); }, {"x: expected 4", "got 5"});
-  check_invalid([&] { features.backward(zeros(2, 4), zeros(3, r), zeros(2, r)); }, {"phi: expected 2 x", "got 3 x"});
-  check_invalid([&] { features.backward(zeros(2, 4), zeros(2, r + 1), zeros(2, r)); }, {"phi: expected 2 x"});
-  check_invalid([&] { features.backward(zeros(2, 4), zeros(2, r), zeros(1, r)); }, {"dphi: expected 2 x", "got 1 x"});
-  check_invalid([&] { features.backward(zeros(2, 4), zeros(2, r), zeros(2, r - 1)); }, {"dphi: expected 2 x"});
 }
 
 TEMPLATE_TEST_CASE("positive: the mean of phi(x).phi(y) over seeds is exp(x.y)", "[feature_map][monte_carlo]",
@@ -388,31 +308,6 @@ TEST_CASE("orthogonal rows have less variance than Gaussian ones", "[feature_map
   const Statistics gaussian = statistics(Projection::gaussian), orthogonal = statistics(Projection::orthogonal);
   const double error = std::hypot(gaussian.variance_error, orthogonal.variance_error);
   CHECK(gaussian.variance - orthogonal.variance >= five_sigma * error);
-}
-
-TEMPLATE_TEST_CASE("positive: features written into the caller's storage are bitwise equal for any thread count",
-                   "[feature_map][threads]", NPRF_ALL_MAPS) {
-  check_in_place_sizes([](Index d, Index m) { return make<TestType>(d, m, Projection::gaussian); });
-}
-
-TEMPLATE_TEST_CASE("positive: no bit depends on the address of the caller's storage", "[feature_map]", NPRF_ALL_MAPS) {
-  using T = typename TestType::Scalar;
-  const TestType features = make<TestType>(7, 9);
-  const Index n = 30, r = features.output_dim();
-  const Matrix<T> x = normal<T>(n, 7, 8);
-  Workspace workspace;
-  const Team team(workspace);
-  for (const Index shift : {0, 1, 5, 13}) {
-    Matrix<T> wide(n, r + 14);
-    features.queries(x, {}, wide.middleCols(shift, r), team);
-    CHECK(same_bits<T>(wide.middleCols(shift, r), features.queries(x)));
-    features.keys(x, {}, wide.middleCols(shift, r), team);
-    CHECK(same_bits<T>(wide.middleCols(shift, r), features.keys(x)));
-  }
-}
-
-TEMPLATE_TEST_CASE("positive: results of wrong shapes are rejected", "[feature_map]", NPRF_ALL_MAPS) {
-  check_in_place_shapes(make<TestType>(4, 3));
 }
 
 }  // namespace nprf::test::feature_map_positive

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "feature_map/check_backward.hpp"
-#include "feature_map/check_in_place.hpp"
 #include "feature_map/statistics.hpp"
 #include "nprf/feature_map/feature_map.hpp"
 #include "support/catch.hpp"
@@ -141,25 +140,6 @@ TEST_CASE("Taylor: options that do not fit together are rejected", "[feature_map
         QuadraticFeatures<float>(4, {4, 0, {}, {}, std::numeric_limits<float>::infinity()});
       },
       {"terms: expected finite scalars"});
-}
-
-TEST_CASE("Taylor: arguments of wrong shapes are rejected", "[feature_map]") {
-  const TaylorFeatures<float> features({.input_dim = 4, .directions = 1});
-  const auto zeros = [](Index rows, Index cols) { return Matrix<float>(Matrix<float>::Zero(rows, cols)); };
-  check_invalid([&] { features.queries(zeros(2, 5)); }, {"x: expected 4 columns", "got 5"});
-  check_invalid([&] { features.keys(zeros(2, 3)); }, {"x: expected 4 columns", "got 3"});
-  const std::vector<float> scale(3, 1.0f);
-  check_invalid([&] { features.queries(zeros(2, 4), scale); }, {"scale: expected 2 factors", "got 3"});
-  check_invalid([&] { features.backward(zeros(2, 3), zeros(2, 6), zeros(2, 6)); }, {"x: expected 4", "got 3"});
-  check_invalid([&] { features.backward(zeros(2, 4), zeros(2, 3), zeros(2, 6)); }, {"phi: expected 2 x 6"});
-  check_invalid([&] { features.backward(zeros(2, 4), zeros(2, 6), zeros(3, 6)); }, {"dphi: expected 2 x 6"});
-  check_in_place_shapes(features);
-}
-
-TEMPLATE_TEST_CASE("Taylor: features written into the caller's storage are bitwise equal for any thread count",
-                   "[feature_map][threads]", NPRF_TEST_SCALARS) {
-  check_in_place_sizes(
-      [](Index d, Index m) { return TaylorFeatures<TestType>({.input_dim = d, .directions = std::min(d, m)}); });
 }
 
 }  // namespace nprf::test::feature_map_taylor

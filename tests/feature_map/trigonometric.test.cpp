@@ -7,14 +7,11 @@
 #include <limits>
 #include <vector>
 
-#include "feature_map/check_backward.hpp"
-#include "feature_map/check_in_place.hpp"
 #include "feature_map/statistics.hpp"
 #include "nprf/feature_map/feature_map.hpp"
 #include "support/catch.hpp"
 #include "support/error.hpp"
 #include "support/random.hpp"
-#include "support/throws.hpp"
 
 namespace nprf::test::feature_map_trigonometric {
 
@@ -115,23 +112,6 @@ TEMPLATE_TEST_CASE("TRF: sin^2 + cos^2 is 1 for the features of each query and o
   CHECK(k_circle.maxCoeff() <= T(1 + close));
 }
 
-TEMPLATE_TEST_CASE("TRF: a row scale gives the features of the scaled rows", "[feature_map]", NPRF_TEST_SCALARS) {
-  using T = TestType;
-  const Index n = 131, d = 9;
-  const TrigonometricFeatures<T> features = make<T>(d, 13);
-  const Matrix<T> x = normal<T>(n, d, 8);
-  const Vector<T> scale = normal<T>(n, 1, 9).cwiseAbs().col(0) / 4;
-  const Matrix<T> scaled = scale.asDiagonal() * x;
-  const RowScale<T> factors(scale.data(), static_cast<std::size_t>(n));
-  Vector<T> log_q, log_q_scaled;
-  T log_k = 0, log_k_scaled = 0;
-  const double close = tolerance<T>(d);
-  CHECK(worst_ratio(features.queries(x, factors, &log_q), features.queries(scaled, {}, &log_q_scaled), close) <= 1);
-  CHECK(worst_ratio(features.keys(x, factors, &log_k), features.keys(scaled, {}, &log_k_scaled), close) <= 1);
-  CHECK(worst_ratio(log_q, log_q_scaled, close) <= 1);
-  CHECK(std::abs(static_cast<double>(log_k - log_k_scaled)) <= close);
-}
-
 TEMPLATE_TEST_CASE("TRF: rows of any norm have finite features", "[feature_map]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index d = 8;
@@ -174,72 +154,6 @@ TEMPLATE_TEST_CASE("TRF: a non-finite row does not affect the other rows", "[fea
       if (std::isnan(bad)) CHECK(k.row((wrong + 1) % 3).norm() <= T(3.001));
       if (std::isnan(bad)) CHECK(std::max(k.row((wrong + 1) % 3).norm(), k.row((wrong + 2) % 3).norm()) >= T(2.999));
     }
-}
-
-TEMPLATE_TEST_CASE("TRF: an input without rows gives features without rows", "[feature_map]", NPRF_TEST_SCALARS) {
-  using T = TestType;
-  const TrigonometricFeatures<T> features = make<T>(4, 9);
-  const Matrix<T> none(0, 4);
-  Vector<T> log_q = Vector<T>::Ones(3);
-  T log_k = std::numeric_limits<T>::quiet_NaN();
-  const Matrix<T> q = features.queries(none, {}, &log_q), k = features.keys(none, {}, &log_k);
-  CHECK(q.rows() == 0);
-  CHECK(q.cols() == 18);
-  CHECK(k.rows() == 0);
-  CHECK(k.cols() == 18);
-  CHECK(log_q.size() == 0);
-  CHECK(std::isfinite(log_k));
-  CHECK(features.backward(none, q, q).rows() == 0);
-  CHECK(features.backward(none, q, q).cols() == 4);
-}
-
-TEMPLATE_TEST_CASE("TRF: a strided view and its copy have bitwise equal features", "[feature_map]", NPRF_TEST_SCALARS) {
-  using T = TestType;
-  const TrigonometricFeatures<T> features = make<T>(7, 9);
-  const Matrix<T> wide = normal<T>(30, 20, 8);
-  for (const Index shift : {0, 1, 5, 13}) {
-    const Matrix<T> copy = wide.block(3, shift, 20, 7);
-    CHECK(same_bits<T>(features.queries(wide.block(3, shift, 20, 7)), features.queries(copy)));
-    CHECK(same_bits<T>(features.keys(wide.block(3, shift, 20, 7)), features.keys(copy)));
-  }
-}
-
-TEMPLATE_TEST_CASE("TRF: no bit of a feature depends on the alignment of its storage", "[feature_map]",
-                   NPRF_TEST_SCALARS) {
-  constexpr Index n = 7, d = 4, m = 21;
-  const TrigonometricFeatures<TestType> features({.input_dim = d, .num_features = m});
-  const Matrix<TestType> x = normal<TestType>(n, d, 70), expected = features.queries(x);
-  Workspace workspace;
-  for (Index shift = 0; shift < 16; ++shift) {
-    Eigen::Map<Matrix<TestType>> phi(workspace.take<TestType>(n * 2 * m + shift) + shift, n, 2 * m);
-    features.queries(x, {}, phi, Team(workspace));
-    CHECK(same_bits<TestType>(phi, expected));
-  }
-}
-
-TEST_CASE("TRF: backward is the derivative of the features", "[feature_map]") {
-  for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::sphere,
-                                      Projection::simplex, Projection::sphere_simplex})
-    for (const double size : {0.2, 1.0, 1.5}) {
-      const TrigonometricFeatures<double> features = make<double>(5, 11, projection);
-      const Matrix<double> x = size * normal<double>(4, 5, 21);
-      check_backward(features, x, queries_like(features, x));
-      check_backward(features, x, keys_like(features, x));
-      check_backward_with_factors(features, x);
-    }
-}
-
-TEST_CASE("TRF: arguments of wrong shapes are rejected", "[feature_map]") {
-  const TrigonometricFeatures<float> features = make<float>(4, 3);
-  const auto zeros = [](Index rows, Index cols) { return Matrix<float>(Matrix<float>::Zero(rows, cols)); };
-  check_invalid([&] { features.queries(zeros(2, 5)); }, {"x: expected 4 columns", "got 5"});
-  check_invalid([&] { features.keys(zeros(2, 3)); }, {"x: expected 4 columns", "got 3"});
-  const std::vector<float> scale(3, 1.0f);
-  check_invalid([&] { features.queries(zeros(2, 4), scale); }, {"scale: expected 2 factors", "got 3"});
-  check_invalid([&] { features.keys(zeros(2, 4), scale); }, {"scale: expected 2 factors", "got 3"});
-  check_invalid([&] { features.backward(zeros(2, 3), zeros(2, 6), zeros(2, 6)); }, {"x: expected 4", "got 3"});
-  check_invalid([&] { features.backward(zeros(2, 4), zeros(2, 3), zeros(2, 6)); }, {"phi: expected 2 x 6"});
-  check_invalid([&] { features.backward(zeros(2, 4), zeros(2, 6), zeros(3, 6)); }, {"dphi: expected 2 x 6"});
 }
 
 TEMPLATE_TEST_CASE("TRF: the mean of phi(x).phi(y) over seeds is exp(x.y)", "[feature_map][monte_carlo]",
@@ -286,15 +200,6 @@ TEST_CASE("TRF: Gaussian rows have the variance of the formulas", "[feature_map]
     CHECK(trf.variance_sigmas(expected) <= five_sigma);
     CHECK(trf.variance_error <= 0.1 * trf.variance);
   }
-}
-
-TEMPLATE_TEST_CASE("TRF: features written into the caller's storage are bitwise equal for any thread count",
-                   "[feature_map][threads]", NPRF_TEST_SCALARS) {
-  check_in_place_sizes([](Index d, Index m) { return make<TestType>(d, m, Projection::gaussian); });
-}
-
-TEMPLATE_TEST_CASE("TRF: results of wrong shapes are rejected", "[feature_map]", NPRF_TEST_SCALARS) {
-  check_in_place_shapes(make<TestType>(4, 3));
 }
 
 }  // namespace nprf::test::feature_map_trigonometric

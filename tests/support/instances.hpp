@@ -3,7 +3,6 @@
 
 // The templates that the tests of attention use besides nprf's own instances; they are compiled once, too.
 
-#include "nprf/instances.hpp"
 #include "support/features_tolerance.hpp"
 
 #define NPRF_TESTS_INSTANCES(PREFIX, T)                                                                        \
@@ -11,7 +10,7 @@
       const nprf::Matrix<T>&, const nprf::Matrix<T>&, const std::vector<nprf::Index>&, const nprf::Matrix<T>&, \
       const nprf::Matrix<T>&, const nprf::PositionView<T>&, nprf::Direction, nprf::Engine, nprf::Index);
 
-#if NPRF_EXTERN_INSTANCES
+#if NPRF_SEPARATE
 NPRF_TESTS_INSTANCES(extern, float)
 NPRF_TESTS_INSTANCES(extern, double)
 #endif

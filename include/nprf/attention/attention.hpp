@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "nprf/attention/head.hpp"
 #include "nprf/attention/heads_view.hpp"
 #include "nprf/attention/multi_head_attention.hpp"
 #include "nprf/attention/options.hpp"
@@ -88,7 +87,7 @@ class Attention {
   /// O(n (r + d_v)). Throws InvalidArgument if another attention filled `saved`, or if dy has another shape.
   Gradients<T> backward(const Saved<T>& saved, const MatrixView<T>& dy) const {
     static_assert(LearnedPosition<P>, "nprf: backward needs a position with gradient() (position.hpp)");
-    m_heads.check_saved(saved);
+    m_heads.m_core.check_saved(saved);
     const auto [n_q, n_k, d, d_v] = saved.m_sizes;
     require(dy.rows() == n_q && dy.cols() == d_v, "dy: expected ", n_q, " x ", d_v, ", got ", dy.rows(), " x ",
             dy.cols());
@@ -111,10 +110,12 @@ class Attention {
   }
 
   /// phi of normalised queries (n_q,d) -> (n_q,r), up to a positive factor a row.
-  Matrix<T> query_features(const MatrixView<T>& q) const { return head().query_features(q); }
+  Matrix<T> query_features(const MatrixView<T>& q) const {
+    return AttentionCore<T>::query_features(m_heads.heads(), q);
+  }
 
   /// phi of normalised keys (n_k,d) -> (n_k,r), up to one positive factor.
-  Matrix<T> key_features(const MatrixView<T>& k) const { return head().key_features(k); }
+  Matrix<T> key_features(const MatrixView<T>& k) const { return AttentionCore<T>::key_features(m_heads.heads(), k); }
 
  private:
   // y, uninitialised; checks the shapes
@@ -125,8 +126,6 @@ class Attention {
     const AttentionShape shape = attention_shape<T>(q, k, v);
     return Matrix<T>(shape.n_q, shape.d_v);
   }
-
-  Head<T> head() const { return {features(), options().normalization, nullptr}; }
 
   MultiHeadAttention<F, P> m_heads;  // with one head
 };

@@ -1,24 +1,18 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "nprf/attention/batch/batch.hpp"
-#include "nprf/attention/batch/batch_pool.hpp"
+#include "nprf/attention/attention_core.hpp"
 #include "nprf/attention/batch/head_models.hpp"
 #include "nprf/attention/heads_view.hpp"
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/saved.hpp"
-#include "nprf/core/compiled_flags.hpp"
-#include "nprf/core/error.hpp"
 #include "nprf/core/mixed_scalars.hpp"
-#include "nprf/core/resize.hpp"
 #include "nprf/feature_map/feature_map.hpp"
 #include "nprf/position/position.hpp"
 
@@ -53,8 +47,7 @@ class MultiHeadAttention {
   /// their dimensions, and in the cases in which Attention does.
   MultiHeadAttention(std::vector<F> features, std::vector<P> positions, AttentionOptions options = {})
       : m_features(std::move(features)), m_positions(std::move(positions)), m_options(options) {
-    CompiledFlags<T>::same_flags();
-    heads().check();
+    AttentionCore<T>::check(heads());
     for (const P& position : m_positions) check_position(position, options.direction);
   }
   MultiHeadAttention(F features, std::vector<P> positions, AttentionOptions options = {})
@@ -80,7 +73,7 @@ class MultiHeadAttention {
   const std::vector<P>& positions() const { return m_positions; }
   const AttentionOptions& options() const { return m_options; }
   /// The number of feature maps or of positions, whichever is larger; 1 if all heads share one of each.
-  Index heads_of_model() const { return static_cast<Index>(std::max(m_features.size(), m_positions.size())); }
+  Index heads_of_model() const { return heads().count(); }
 
   /// q [b,h,n_q,d] k [b,h_k,n_k,d] v [b,h_k,n_k,d_v] -> y [b,h,n_q,d_v], in arrays of any strides, where y must not
   /// overlap the inputs. h is a multiple of h_k: with fewer heads of keys and values (grouped queries) h / h_k heads of
@@ -90,7 +83,7 @@ class MultiHeadAttention {
   /// head.
   void operator()(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y,
                   const CallOptions& call = {}) const {
-    evaluate(q, k, v, y, call, nullptr);
+    m_core.forward(heads(), q, k, v, y, call, nullptr);
   }
   template <class Q, class K, class V, class Y>
     requires detail::MixedScalars<T, Q, K, V, Y>
@@ -102,8 +95,7 @@ class MultiHeadAttention {
   /// The result is bitwise equal to that of operator() if the engine is not automatic and no row is recomputed.
   void forward(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y, Saved<T>& saved,
                const CallOptions& call = {}) const {
-    evaluate(q, k, v, y, call, &saved);
-    saved.m_attention = m_identity;
+    m_core.forward(heads(), q, k, v, y, call, &saved);
   }
   template <class Q, class K, class V, class Y>
     requires detail::MixedScalars<T, Q, K, V, Y>
@@ -120,17 +112,7 @@ class MultiHeadAttention {
                 std::vector<Matrix<T>>& dbias, std::vector<Matrix<T>>* dextra = nullptr,
                 GradientReport* report = nullptr) const {
     static_assert(LearnedPosition<P>, "nprf: backward needs a position with gradient() (position.hpp)");
-    check_saved(saved);
-    check_gradient_arrays<T>(saved.m_sizes, saved.m_batch, saved.m_heads, saved.m_kv_heads, dy, dq, dk, dv);
-    const typename BatchPool<T>::Lease batch(*m_pool);
-    const GradientReport call_report = batch->backward(heads(), saved, dy, dq, dk, dv);
-    if (report) *report = call_report;
-    dbias.resize(static_cast<std::size_t>(saved.m_heads));
-    if (dextra) dextra->resize(dbias.size());
-    for (std::size_t h = 0; h < dbias.size(); ++h) {
-      assign(dbias[h], batch->dbias(static_cast<Index>(h)).template cast<T>());
-      if (dextra) assign((*dextra)[h], batch->dextra(static_cast<Index>(h)).template cast<T>());
-    }
+    m_core.backward(heads(), saved, dy, dq, dk, dv, dbias, dextra, report);
   }
 
   /// Shares the pool of scratch memory of `other`, which may have another feature map and position. A training step
@@ -139,10 +121,10 @@ class MultiHeadAttention {
   template <class F2, class P2>
     requires std::is_same_v<typename F2::Scalar, T>
   void share_scratch_memory(const MultiHeadAttention<F2, P2>& other) {
-    m_pool = other.m_pool;
+    m_core.share_scratch_memory(other.m_core);
   }
   /// Frees the scratch memory of finished calls, also that of attentions that share it.
-  void free_scratch_memory() const { m_pool->clear(); }
+  void free_scratch_memory() const { m_core.free_scratch_memory(); }
 
   /// The same attention with feature maps drawn from another seed; several maps get different seeds derived from it.
   /// Queries and keys of a head share one map. The new attention does not accept what the old one saved. Throws
@@ -166,24 +148,10 @@ class MultiHeadAttention {
 
   HeadModels<T> heads() const { return {std::span(m_features), std::span(m_positions), m_options}; }
 
-  void check_saved(const Saved<T>& saved) const {
-    require(saved.m_attention != nullptr,
-            "saved: expected one filled by forward of this attention, got an empty one: call forward first");
-    require(saved.m_attention == m_identity, "saved: expected one filled by forward of this attention, got another's");
-  }
-
-  void evaluate(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y,
-                const CallOptions& call, Saved<T>* saved, Lengths lengths = Lengths::of_keys) const {
-    check_attention_arrays<T>(q, k, v, y, m_features[0].input_dim(), heads_of_model());
-    const typename BatchPool<T>::Lease batch(*m_pool);
-    batch->forward(heads(), q, k, v, y, call, saved, lengths);
-  }
-
   std::vector<F> m_features;
   std::vector<P> m_positions;
   AttentionOptions m_options;
-  std::shared_ptr<BatchPool<T>> m_pool = std::make_shared<BatchPool<T>>();  // shared by copies
-  std::shared_ptr<const char> m_identity = std::make_shared<const char>();  // shared by copies
+  AttentionCore<T> m_core;
 };
 
 template <FeatureMap F>

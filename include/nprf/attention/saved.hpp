@@ -12,6 +12,8 @@
 namespace nprf {
 
 template <Real T>
+class AttentionCore;
+template <Real T>
 class Batch;
 
 /// What forward saves of one sequence of one head. Masked keys and padding are left out.
@@ -47,8 +49,7 @@ template <OnlyReal T>
 class Saved {
   template <class F, class P>
   friend class Attention;
-  template <class F, class P>
-  friend class MultiHeadAttention;
+  friend class AttentionCore<T>;
   friend class Batch<T>;
 
   std::shared_ptr<const char> m_attention;  // the identity of the attention whose forward filled this, or null

@@ -1,33 +1,20 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
-#include <cstdint>
-#include <istream>
+#include <iosfwd>
 #include <memory>
-#include <optional>
-#include <ostream>
 #include <span>
 #include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "nprf/attention/heads_view.hpp"
 #include "nprf/attention/multi_head_attention.hpp"
 #include "nprf/attention/options.hpp"
 #include "nprf/core/compiled_flags.hpp"
-#include "nprf/core/error.hpp"
 #include "nprf/core/mixed_scalars.hpp"
-#include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
-#include "nprf/decoder/head_state.hpp"
-#include "nprf/decoder/model.hpp"
-#include "nprf/decoder/new_tokens.hpp"
+#include "nprf/decoder/decoder_model.hpp"
 #include "nprf/decoder/options.hpp"
-#include "nprf/decoder/sequence_states.hpp"
-#include "nprf/decoder/state_stream.hpp"
-#include "nprf/toeplitz/cost.hpp"
 
 namespace nprf {
 
@@ -116,10 +103,13 @@ class Decoder {
   template <class F, class P>
     requires std::is_same_v<typename F::Scalar, T>
   explicit Decoder(const MultiHeadAttention<F, P>& attention, DecoderOptions options = {})
-      : Decoder(std::make_unique<DecoderModelOf<F, P>>(attention), options.checked(attention.options())) {}
+      : Decoder(std::make_unique<DecoderModelOf<F, P>>(attention), options.checked(attention.options()), {}) {}
+  Decoder(Decoder&&) noexcept;
+  Decoder& operator=(Decoder&&) noexcept;
+  ~Decoder();
 
-  const DecoderOptions& options() const { return m_options; }
-  Index batch() const { return m_options.batch; }
+  const DecoderOptions& options() const;
+  Index batch() const;
 
   /// Appends the tokens of q [b,h,n,d] k [b,h_k,n,d] v [b,h_k,n,d_v] to the sequences, and sets y [b,h,n,d_v], by the
   /// attention's engines if all sequences are empty, and otherwise by steps. With CallOptions::lengths sequence b gets
@@ -153,245 +143,46 @@ class Decoder {
   /// Takes back the last tokens of a sequence. O(heads). Throws InvalidArgument if there is no such sequence or it has
   /// fewer tokens. Throws, too, if the sequence would have more than DecoderOptions::rollback tokens less than it had
   /// at most since it was empty, unless that was at most K + R, so that no token has left the ring.
-  void rollback(Index sequence, Index tokens) {
-    check_sequence(sequence, "sequence");
-    const Index most = this->tokens(sequence);
-    require(0 <= tokens && tokens <= most, "tokens: expected 0 to ", most, " (those of the sequence), got ", tokens);
-    require(m_states.can_roll_back_to(sequence, most - tokens), "tokens: expected at most ", m_options.rollback,
-            " (DecoderOptions::rollback) less than the sequence ever had, got ", tokens, " less than ", most);
-    m_states.roll_back_to(sequence, most - tokens);
-  }
+  void rollback(Index sequence, Index tokens);
 
   /// Sequence b becomes a copy of what sequence from[b] was, for all b, as beam search selects beams. Copies only the
   /// states that are selected more than once: O(batch + bytes of these copies). Throws InvalidArgument unless `from`
   /// has one sequence for each. If memory runs out, sequences that are not selected may be reset.
-  void reorder(std::span<const Index> from) {
-    require(static_cast<Index>(from.size()) == batch(), "from: expected ", batch(), " sequences (the batch), got ",
-            from.size());
-    for (const Index sequence : from) check_sequence(sequence, "from");
-    m_states.reorder(from);
-  }
+  void reorder(std::span<const Index> from);
   /// Sequence `to` becomes a copy of sequence `from`. O(bytes of its state). Throws InvalidArgument if one of them does
   /// not exist. If memory runs out, `to` is reset.
-  void fork(Index from, Index to) {
-    check_sequence(from, "from");
-    check_sequence(to, "to");
-    m_states.copy(from, to);
-  }
+  void fork(Index from, Index to);
 
   /// Removes all tokens of a sequence; of all sequences. O(bytes of the sums); the memory of rings is kept.
-  void reset(Index sequence) {
-    check_sequence(sequence, "sequence");
-    m_states.clear(sequence);
-  }
-  void reset() {
-    for (Index b = 0; b < batch(); ++b) reset(b);
-  }
+  void reset(Index sequence);
+  void reset();
 
   /// The number of tokens of a sequence.
-  Index tokens(Index sequence) const {
-    check_sequence(sequence, "sequence");
-    return m_states.tokens(sequence);
-  }
+  Index tokens(Index sequence) const;
 
   /// The memory of the states of all sequences, in bytes.
-  std::size_t bytes() const { return m_states.bytes(); }
+  std::size_t bytes() const;
 
   /// Writes the states of all sequences in binary form, for a machine of the same byte order. O(bytes()). Throws
   /// InvalidArgument if the stream fails.
-  void save(std::ostream& stream) const {
-    StateWriter out;
-    out(version);
-    m_states.save(out);
-    out.write(stream);
-  }
+  void save(std::ostream& stream) const;
   /// Replaces the states by those of a file that a decoder of the same attention and options saved. O(bytes()).
   /// Throws InvalidArgument if the file is of another decoder, was cut or has changed; then it changes nothing.
-  void load(std::istream& stream) {
-    StateReader in(stream);
-    const auto saved = in.next<std::uint64_t>();
-    require(saved == version, "state: expected version ", version, ", got ", saved);
-    m_states.load(in);
-    m_accepted.reset();
-  }
+  void load(std::istream& stream);
 
  private:
-  enum class Pass { append, attend };
-  static constexpr Index tile = 64;  // tokens of all states of a task whose features are computed together
-  static constexpr std::uint64_t version = 4;
+  class Implementation;
 
-  Decoder(std::unique_ptr<const DecoderModel<T>> model, const DecoderOptions& options);
+  Decoder(std::unique_ptr<const DecoderModel<T>> model, const DecoderOptions& options, CompiledFlags<T>);
 
-  void check_sequence(Index sequence, const char* name) const {
-    require(0 <= sequence && sequence < batch(), name, ": expected 0 to ", batch() - 1,
-            " (a sequence of the batch), got ", sequence);
-  }
-
-  // checking all sizes and strides would take longer than a step of one head
-  void check(const NewTokens<T>& tokens, const CallOptions& call) {
-    if (!m_accepted || !tokens.has_layout_of(*m_accepted)) tokens.check_layout(m_states);
-    tokens.check(m_states, call);
-    m_accepted = tokens;
-  }
-  void prepare(const NewTokens<T>& tokens, const CallOptions& call);
-  void run(const NewTokens<T>& tokens, const CallOptions& call, Pass pass);
-  // the states first, ..., of one model, of a sequence: their features are computed together
-  struct Task {
-    Index sequence, first, states;
-    Index begin, end;  // the tokens
-  };
-  void run_states(const Task& task, const NewTokens<T>& tokens, const CallOptions& call, Pass pass, Workspace& scratch);
-  // enough states for `tile` tokens of them all, and several tasks for each of more threads than one
-  Index states_of_task(Index n, Index threads) const {
-    if (!m_states.has_one_model() || n == 0) return 1;
-    const Index most = std::clamp<Index>(tile / n, 1, m_states.count());
-    return threads == 1 ? most : std::clamp<Index>(batch() * m_states.count() / (4 * threads), 1, most);
-  }
-  void take_back();
-
-  Team make_team(Index n, void (*poll)()) {
-    const StepModel<T>& model = m_states.model(0);
-    const TokenShape x = model.shape(m_states.shape().d_v);
-    const Index longest = n + *std::max_element(m_before.begin(), m_before.end()),
-                token = x.r * (x.d_v + 1) + std::min(longest, model.pending() + RunningSums<T>::block) * (x.r + x.d_v);
-    // a state is read once in a step, so that an operation takes longer than one of a product of matrices
-    constexpr double of_memory = 4;
-    const double operations =
-        of_memory * static_cast<double>(token) * static_cast<double>(batch() * m_states.shape().heads * n);
-    return team_of(m_workspaces, toeplitz::worthwhile_threads(operations), poll);
-  }
-  Report report(const Team& team) const {
-    Report sum{.engine = Engine::recurrence};
-    for (const Report& one : m_reports) sum.add_rows(one);
-    sum.workspace_bytes = team.peak_bytes();
-    return sum;
-  }
-
-  std::unique_ptr<const DecoderModel<T>> m_model;
-  DecoderOptions m_options;
-  SequenceStates<T> m_states;
-  std::optional<NewTokens<T>> m_accepted;  // the arrays of the last call
-  std::vector<Index> m_before;             // (batch)  the tokens before the call
-  std::vector<Report> m_reports;           // of each state
-  std::vector<Workspace> m_workspaces;
+  std::unique_ptr<Implementation> m_implementation;
 };
 
 template <class F, class P>
 Decoder(const MultiHeadAttention<F, P>&, DecoderOptions = {}) -> Decoder<typename F::Scalar>;
 
-template <OnlyReal T>
-Decoder<T>::Decoder(std::unique_ptr<const DecoderModel<T>> model, const DecoderOptions& options)
-    : m_model(std::move(model)),
-      m_options(options),
-      m_states(step_models<T>(*m_model, options.rollback,
-                              options.most_tokens > 0 ? std::min(options.most_tokens, StepBias<T>::unlimited)
-                                                      : StepBias<T>::unlimited),
-               options.batch, options.windows) {}
-
-template <OnlyReal T>
-void Decoder<T>::prefill(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y,
-                         const CallOptions& call) {
-  bool all_empty = true;
-  for (Index b = 0; b < batch(); ++b) all_empty = all_empty && this->tokens(b) == 0;
-  if (!all_empty) return step(q, k, v, y, call);
-  const NewTokens<T> tokens{q, k, v, y};
-  check(tokens, call);
-  m_model->attend(q, k, v, y, call);  // which refuses options that no step has, before the states change
-  prepare(tokens, call);
-  run(tokens, call, Pass::append);
-}
-
-template <OnlyReal T>
-void Decoder<T>::step(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y,
-                      const CallOptions& call) {
-  const NewTokens<T> tokens{q, k, v, y};
-  check(tokens, call);
-  require(call.softmax_samples == 0, "softmax_samples: expected 0 for steps, got ", call.softmax_samples);
-  prepare(tokens, call);
-  run(tokens, call, Pass::attend);
-}
-
-// allocates all memory of the states
-template <OnlyReal T>
-void Decoder<T>::prepare(const NewTokens<T>& tokens, const CallOptions& call) {
-  if (m_states.count() == 0) m_states.make(tokens.shape());
-  m_before.resize(static_cast<std::size_t>(batch()));
-  m_reports.assign(static_cast<std::size_t>(batch() * m_states.count()), Report{});
-  for (Index b = 0; b < batch(); ++b) {
-    m_before[static_cast<std::size_t>(b)] = m_states.tokens(b);
-    m_states.reserve(b, m_states.tokens(b) + tokens.count(call, b));
-  }
-}
-
-template <OnlyReal T>
-void Decoder<T>::run(const NewTokens<T>& tokens, const CallOptions& call, Pass pass) {
-  const Index states = m_states.count();
-  try {
-    const Index n = tokens.q.tokens;
-    const Team team = make_team(n, pass == Pass::append ? call.poll : nullptr);
-    const Index each = states_of_task(n, team.size()),
-                tasks = (states + each - 1) / each;  // of a sequence
-    // between polls
-    const Index most = call.poll ? tile : std::max<Index>(n, 1);
-    for (Index begin = 0; begin == 0 || begin < n; begin += most) {
-      // before the first tokens nothing has changed; later ones of a step may not be taken back
-      if (call.poll && begin > 0) call.poll();
-      team.run(batch() * tasks, [&](Index task, Workspace& scratch) {
-        const Index first = task % tasks * each;
-        run_states({task / tasks, first, std::min(each, states - first), begin, std::min(n, begin + most)}, tokens,
-                   call, pass, scratch);
-      });
-    }
-    if (call.report && pass == Pass::attend) *call.report = report(team);
-  } catch (...) {
-    take_back();
-    throw;
-  }
-}
-
-template <OnlyReal T>
-void Decoder<T>::run_states(const Task& task, const NewTokens<T>& tokens, const CallOptions& call, Pass pass,
-                            Workspace& scratch) {
-  const auto [b, first_state, states, begin, end] = task;
-  const StepModel<T>& model = m_states.model(first_state);
-  const Index group = m_states.queries_of_state(), heads = states * group, head = first_state * group,
-              kv_head = m_states.kv_head(first_state), length = tokens.count(call, b),
-              most = std::max<Index>(tile / states, 1);
-  const Index last = std::min(end, length);
-  for (Index first = begin; first < last; first += most) {
-    const Workspace::Scope scope(scratch);
-    const Index count = std::min(most, last - first);
-    const TokenRows<T> keys = rows_of_tokens(tokens.k, b, kv_head, states, first, count);
-    TokenRows<T> queries = rows_of_tokens(tokens.q, b, head, heads, first, count);
-    if (pass == Pass::append) queries.tokens = 0;
-    const FeatureRows<T> rows = model.features(keys, queries, scratch);
-    for (Index s = 0; s < states; ++s) {
-      HeadState<T>& state = m_states(b, first_state + s);
-      Report& report = m_reports[static_cast<std::size_t>(b * m_states.count() + first_state + s)];
-      for (Index t = 0; t < count; ++t) {
-        state.append(model, rows(t * states + s), token_of(tokens.v, b, kv_head + s, first + t), scratch);
-        if (pass == Pass::attend || first + t + 1 == length) state.advance(model, scratch);
-        if (pass == Pass::append) continue;
-        const Index query = count * states + t * heads + s * group;
-        state.attend(model,
-                     {rows, query, group, token_of(tokens.y, b, head + s * group, first + t),
-                      tokens.y.all_strides().head, call.tolerance},
-                     report, scratch);
-      }
-    }
-  }
-  if (end < tokens.q.tokens) return;
-  for (Index h = head; h < head + heads; ++h) tokens.y(b, h).bottomRows(end - length).setZero();
-}
-
-// to the tokens before the call; a sequence that cannot is reset
-template <OnlyReal T>
-void Decoder<T>::take_back() {
-  for (Index b = 0; b < batch(); ++b)
-    if (const Index before = m_before[static_cast<std::size_t>(b)]; m_states.can_roll_back_to(b, before))
-      m_states.roll_back_to(b, before);
-    else
-      m_states.clear(b);
-}
-
 }  // namespace nprf
+
+#if !NPRF_SEPARATE
+#include "nprf/decoder/decoder_definition.hpp"
+#endif

@@ -5,16 +5,14 @@
 #include <cstddef>
 #include <vector>
 
-#include "nprf/attention/batch/head_models.hpp"
 #include "nprf/attention/fallback/row_error_bound.hpp"
-#include "nprf/attention/heads_view.hpp"
-#include "nprf/attention/multi_head_attention.hpp"
 #include "nprf/attention/options.hpp"
-#include "nprf/attention/segments.hpp"
 #include "nprf/core/error.hpp"
 #include "nprf/core/long_sums.hpp"
 #include "nprf/core/types.hpp"
+#include "nprf/decoder/decoder_model.hpp"
 #include "nprf/decoder/online_convolution.hpp"
+#include "nprf/decoder/options.hpp"
 #include "nprf/decoder/running_sums.hpp"
 #include "nprf/decoder/step_bias.hpp"
 #include "nprf/decoder/step_features.hpp"
@@ -91,48 +89,13 @@ struct StepModel {
   }
 };
 
-/// An attention of any feature map and position, for a decoder.
-template <Real T>
-class DecoderModel {
- public:
-  virtual ~DecoderModel() = default;
-
-  /// MultiHeadAttention::operator(), for tokens of which only CallOptions::lengths exist: later rows are not set.
-  virtual void attend(const HeadsView<const T>& q, const HeadsView<const T>& k, const HeadsView<const T>& v,
-                      const HeadsView<T>& y, const CallOptions& call) const = 0;
-  virtual HeadModels<T> heads() const = 0;
-  /// The number of feature maps or positions: 1, or the number of heads.
-  virtual Index count() const = 0;
-};
-
-/// Holds a copy of the attention, which shares its scratch memory.
-template <class F, class P>
-class DecoderModelOf final : public DecoderModel<typename F::Scalar> {
- public:
-  using T = typename F::Scalar;
-
-  explicit DecoderModelOf(const MultiHeadAttention<F, P>& attention) : m_attention(attention) {}
-
-  void attend(const HeadsView<const T>& q, const HeadsView<const T>& k, const HeadsView<const T>& v,
-              const HeadsView<T>& y, const CallOptions& call) const override {
-    m_attention.evaluate(q, k, v, y, call, nullptr, Lengths::of_queries_and_keys);
-  }
-  HeadModels<T> heads() const override { return m_attention.heads(); }
-  Index count() const override {
-    return static_cast<Index>(std::max(m_attention.features().size(), m_attention.positions().size()));
-  }
-
- private:
-  MultiHeadAttention<F, P> m_attention;
-};
-
 /// The model of each of the attention's heads, or one for all.
 template <Real T>
 std::vector<StepModel<T>> step_models(const DecoderModel<T>& model, Index rollback,
                                       Index most_tokens = StepBias<T>::unlimited) {
   const HeadModels<T> heads = model.heads();
   std::vector<StepModel<T>> all;
-  for (Index h = 0; h < model.count(); ++h) {
+  for (Index h = 0; h < heads.count(); ++h) {
     const PositionView<T> position = heads.position(heads.position_of(h));
     require(!position.is_placed(),
             "position: expected one by the distance of tokens, got one that assigns slots to tokens (a grid), whose "

@@ -8,9 +8,14 @@
 #include "nprf/attention/options.hpp"
 #include "nprf/core/error.hpp"
 #include "nprf/core/index.hpp"
-#include "nprf/decoder/window_plan.hpp"
 
 namespace nprf {
+
+/// How a decoder chooses the windows of its online convolution (window_plan.hpp).
+struct WindowOptions {
+  Index size = -1;    // of all windows; 0: no windows; -1: chosen by cost
+  double memory = 1;  // the most that windows chosen by cost may take, relative to the memory of the stored tokens
+};
 
 /// Options of a decoder, fixed when it is built.
 struct DecoderOptions {

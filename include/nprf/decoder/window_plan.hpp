@@ -24,12 +24,6 @@ struct Window {
   bool operator==(const Window&) const = default;
 };
 
-/// How a decoder chooses windows.
-struct WindowOptions {
-  Index size = -1;    // of all windows; 0: no windows; -1: chosen by cost
-  double memory = 1;  // the most that windows chosen by cost may take, relative to the memory of the stored tokens
-};
-
 /// What the choice of windows depends on.
 struct WindowCosts {
   Index r, d_v;   // features, and columns of values

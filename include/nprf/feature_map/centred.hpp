@@ -1,19 +1,10 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <concepts>
-#include <limits>
 #include <utility>
 
-#include "nprf/core/block_product.hpp"
-#include "nprf/core/error.hpp"
-#include "nprf/core/gemm.hpp"
-#include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/feature_map/feature_map_view.hpp"
-#include "nprf/feature_map/row_factors.hpp"
 
 namespace nprf {
 
@@ -28,6 +19,48 @@ template <Real T>
 struct Centring {
   Vector<T> query_mean, key_mean;  // nu, mu (d)
   Matrix<T> query_axes, key_axes;  // A and A^-T (d,d)
+};
+
+/// What Centred computes for any map F of the coordinates z.
+template <Real T>
+class CentredCore {
+ public:
+  /// Throws InvalidArgument if the constants do not have the shapes of Centring for d = input_dim, or are not finite.
+  CentredCore(Index input_dim, Centring<T> constants);
+
+  const Centring<T>& constants() const { return m_constants; }
+
+  enum class Side { query, key };
+
+  /// Sets phi (n,r), and log_factors (n) where it is not null, for the rows scale_i x_i of queries or keys.
+  void features(const FeatureMapView<T>& map, Side side, const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi,
+                const Team& team, T* log_factors) const;
+  /// The same for keys, divided by the largest factor of a row. Returns its logarithm.
+  T keys(const FeatureMapView<T>& map, const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi,
+         const Team& team) const;
+  /// The same as a matrix, by the calling thread.
+  Matrix<T> queries(const FeatureMapView<T>& map, const MatrixView<T>& x, RowScale<T> scale,
+                    Vector<T>* log_factor) const;
+  Matrix<T> keys(const FeatureMapView<T>& map, const MatrixView<T>& x, RowScale<T> scale, T* log_factor) const;
+
+  void backward(const FeatureMapView<T>& map, Side side, const MatrixView<T>& x, const MatrixView<T>& phi,
+                const MatrixView<T>& dphi, MatrixRef<T> dx, const Team& team) const;
+  Matrix<T> backward(const FeatureMapView<T>& map, const MatrixView<T>& x, const MatrixView<T>& phi,
+                     const MatrixView<T>& dphi) const;
+
+  double relative_error(const FeatureMapView<T>& map, double norm) const;
+
+ private:
+  struct Coordinates;
+
+  Coordinates coordinates(Side side) const;
+  template <class Emit>
+  static void run_coordinates(const Coordinates& of, const MatrixView<T>& x, RowScale<T> scale, const Team& team,
+                              Emit&& emit);
+  double largest_coordinates(double norm) const;
+
+  Centring<T> m_constants;
+  Matrix<T> m_query_axes, m_key_axes;  // A^T and A^-1 (d,d), padded
 };
 
 /// The feature map F of centred and balanced queries and keys: phi(q) = e^(q.mu) F(A (q - nu)) and
@@ -47,165 +80,68 @@ class Centred {
 
   /// Throws InvalidArgument if the constants do not have the shapes of Centring for d = features.input_dim(), or are
   /// not finite.
-  Centred(F features, Centring<T> constants) : m_features(std::move(features)), m_constants(std::move(constants)) {
-    const Index d = input_dim();
-    const auto& [nu, mu, A, A_inverse] = m_constants;
-    for (const Vector<T>* mean : {&nu, &mu})
-      require(mean->size() == d, mean == &nu ? "query_mean" : "key_mean", ": expected ", d,
-              " scalars (input_dim), got ", mean->size());
-    for (const Matrix<T>* axes : {&A, &A_inverse})
-      require(axes->rows() == d && axes->cols() == d, axes == &A ? "query_axes" : "key_axes", ": expected ", d, " x ",
-              d, ", got ", axes->rows(), " x ", axes->cols());
-    require(nu.allFinite() && mu.allFinite() && A.allFinite() && A_inverse.allFinite(),
-            "constants: expected finite scalars, got a NaN or an infinity");
-    m_query_axes = transposed_in_packs(A), m_key_axes = transposed_in_packs(A_inverse);
-  }
+  Centred(F features, Centring<T> constants)
+      : m_features(std::move(features)), m_core(m_features.input_dim(), std::move(constants)) {}
 
   Index input_dim() const { return m_features.input_dim(); }
   Index output_dim() const { return m_features.output_dim(); }
   const F& features() const { return m_features; }
-  const Centring<T>& constants() const { return m_constants; }
+  const Centring<T>& constants() const { return m_core.constants(); }
 
   /// (n,d) -> (n,r) without the factor of each row: phi(scale_i x_i) = exp(log_factor_i) times the returned row.
   /// O(n d (d + r)). Throws InvalidArgument unless x has input_dim columns.
   Matrix<T> queries(const MatrixView<T>& x, RowScale<T> scale = {}, Vector<T>* log_factor = nullptr) const {
-    if (log_factor) log_factor->resize(x.rows());
-    return filled<T>(x.rows(), output_dim(), [&](auto& phi, const Team& team) {
-      queries(x, scale, phi, team, log_factor ? log_factor->data() : nullptr);
-    });
+    return m_core.queries(m_features, x, scale, log_factor);
   }
 
   /// (n,d) -> (n,r), divided by the largest factor of a row: phi(scale_j x_j) = exp(log_factor) times the returned row.
   Matrix<T> keys(const MatrixView<T>& x, RowScale<T> scale = {}, T* log_factor = nullptr) const {
-    return filled<T>(x.rows(), output_dim(),
-                     [&](auto& phi, const Team& team) { keys(x, scale, phi, team, log_factor); });
+    return m_core.keys(m_features, x, scale, log_factor);
   }
 
   /// The same into the caller's phi (n,r), and log_factor (n) where it is not null, by a team.
   void queries(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team,
                T* log_factor = nullptr) const {
-    features_of(query(), x, scale, phi, team, log_factor);
+    m_core.features(m_features, Side::query, x, scale, phi, team, log_factor);
   }
   void keys(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team,
             T* log_factor = nullptr) const {
-    const Workspace::Scope scope(team.workspace());
-    auto log_factors = team.workspace().template vector<T>(x.rows());
-    keys_by_row(x, scale, phi, team, log_factors.data());
-    const T largest = scale_to_largest<T>(log_factors, phi, team);
+    const T largest = m_core.keys(m_features, x, scale, phi, team);
     if (log_factor) *log_factor = largest;
   }
 
   /// The features of keys, each without its own factor, as `queries` returns those of queries.
   void keys_by_row(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team, T* log_factor) const {
-    features_of(key(), x, scale, phi, team, log_factor);
+    m_core.features(m_features, Side::key, x, scale, phi, team, log_factor);
   }
 
   /// dL/dx (n,d) of queries or of keys from x (n,d), phi (n,r) and dL/dphi (n,r). O(n d (d + r)). Throws
   /// InvalidArgument for other shapes.
   Matrix<T> backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi) const {
-    return filled<T>(x.rows(), x.cols(), [&](auto& dx, const Team& team) { backward(x, phi, dphi, dx, team); });
+    return m_core.backward(m_features, x, phi, dphi);
   }
   void backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi, MatrixRef<T> dx,
                 const Team& team) const {
-    backward_of(query(), x, phi, dphi, dx, team);
+    m_core.backward(m_features, Side::query, x, phi, dphi, dx, team);
   }
   void backward_keys(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi, MatrixRef<T> dx,
                      const Team& team) const {
-    backward_of(key(), x, phi, dphi, dx, team);
+    m_core.backward(m_features, Side::key, x, phi, dphi, dx, team);
   }
 
   /// A bound on the rounding error of the features of rows of at most that norm: the sum of F's bound, of the error
   /// of the coordinates z, which changes exp(z_q.z_k) in proportion to |z|, and of that of the row's factor.
-  double relative_error(double norm) const {
-    const double d = static_cast<double>(input_dim()), z = largest_coordinates(norm);
-    double error_of_map = 0;
-    if constexpr (requires(const F& f) { f.relative_error(z); }) error_of_map = m_features.relative_error(z);
-    const double factor =
-        norm * static_cast<double>(std::max(m_constants.query_mean.norm(), m_constants.key_mean.norm()));
-    return error_of_map +
-           static_cast<double>(std::numeric_limits<T>::epsilon()) / 2 * (3 + (2 + std::sqrt(d) / 8) * (z * z + factor));
-  }
+  double relative_error(double norm) const { return m_core.relative_error(m_features, norm); }
 
  private:
-  // z = axes (x - mean), and the logarithm of the row's factor is linear.x + offset
-  struct Side {
-    const Vector<T>&mean, &linear;
-    const Matrix<T>&axes, &axes_in_packs;
-    T offset;
-  };
-  Side query() const {
-    return {m_constants.query_mean, m_constants.key_mean, m_constants.query_axes, m_query_axes, T(0)};
-  }
-  Side key() const {
-    const auto& [nu, mu, A, A_inverse] = m_constants;
-    return {mu, nu, A_inverse, m_key_axes, -nu.dot(mu)};
-  }
-
-  // calls emit(i0, rows, z, scratch) for tiles of coordinates z (rows,d)
-  template <class Emit>
-  void run_coordinates(const Side& side, const MatrixView<T>& x, RowScale<T> scale, const Team& team,
-                       Emit&& emit) const {
-    require(x.cols() == input_dim(), "x: expected ", input_dim(), " columns (input_dim), got ", x.cols());
-    require(scale.empty() || static_cast<Index>(scale.size()) == x.rows(), "scale: expected ", x.rows(),
-            " factors (rows of x), got ", scale.size());
-    team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace& scratch) {
-      const Index packs = packs_for<T>(x.cols());
-      auto centred = scratch.matrix<T>(rows, x.cols()), z = scratch.matrix<T>(rows, packs * Pack<T>::size);
-      for (Index i = 0; i < rows; ++i) {
-        const T s = scale.empty() ? T(1) : scale[static_cast<std::size_t>(i0 + i)];
-        centred.row(i) = s * x.row(i0 + i) - side.mean.transpose();
-      }
-      const auto axes = RightFactor<T>::in_place(side.axes_in_packs.data(), side.axes_in_packs.cols());
-      multiply_each_row<T>(centred, packs, axes, z, scratch);
-      emit(i0, rows, z.leftCols(x.cols()), scratch);
-    });
-  }
-
-  void features_of(const Side& side, const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team,
-                   T* log_factor) const {
-    require(phi.rows() == x.rows() && phi.cols() == output_dim(), "phi: expected ", x.rows(), " x ", output_dim(),
-            ", got ", phi.rows(), " x ", phi.cols());
-    run_coordinates(side, x, scale, team, [&](Index i0, Index rows, const auto& z, Workspace& scratch) {
-      T* logs = log_factor ? log_factor + i0 : nullptr;
-      m_features.queries(z, RowScale<T>(), phi.middleRows(i0, rows), Team(scratch), logs);
-      for (Index i = 0; logs && i < rows; ++i) logs[i] += linear(side, x, scale, i0 + i);
-    });
-  }
-
-  // phi = e^(linear.x) F(axes (x - mean)) up to a constant: dx = axes^T dz + (dphi.phi) linear
-  void backward_of(const Side& side, const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi,
-                   MatrixRef<T> dx, const Team& team) const {
-    const Index r = output_dim(), d = input_dim();
-    for (const MatrixView<T>* one : {&phi, &dphi})
-      require(one->rows() == x.rows() && one->cols() == r, one == &phi ? "phi" : "dphi", ": expected ", x.rows(), " x ",
-              r, ", got ", one->rows(), " x ", one->cols());
-    require(dx.rows() == x.rows() && dx.cols() == d, "dx: expected ", x.rows(), " x ", d, ", got ", dx.rows(), " x ",
-            dx.cols());
-    run_coordinates(side, x, {}, team, [&](Index i0, Index rows, const auto& z, Workspace& scratch) {
-      auto dz = scratch.matrix<T>(rows, d);
-      FeatureMapView<T>(m_features).backward(z, phi.middleRows(i0, rows), dphi.middleRows(i0, rows), dz, Team(scratch));
-      auto out = dx.middleRows(i0, rows);
-      set_product(out, dz, side.axes);  // (rows,d)
-      for (Index i = i0; i < i0 + rows; ++i) dx.row(i) += phi.row(i).dot(dphi.row(i)) * side.linear.transpose();
-    });
-  }
-
-  T linear(const Side& side, const MatrixView<T>& x, RowScale<T> scale, Index i) const {
-    const T product = dot_by_packs(x.data() + i * x.outerStride(), side.linear.data(), x.cols());
-    return product * (scale.empty() ? T(1) : scale[static_cast<std::size_t>(i)]) + side.offset;
-  }
-
-  // a bound of |z| for rows of at most that norm
-  double largest_coordinates(double norm) const {
-    const auto bound = [&](const Side& side) {
-      return static_cast<double>(side.axes.norm()) * (norm + static_cast<double>(side.mean.norm()));
-    };
-    return std::max(bound(query()), bound(key()));
-  }
+  using Side = typename CentredCore<T>::Side;
 
   F m_features;
-  Centring<T> m_constants;
-  Matrix<T> m_query_axes, m_key_axes;  // A^T and A^-1 (d,d), padded
+  CentredCore<T> m_core;
 };
 
 }  // namespace nprf
+
+#if !NPRF_SEPARATE
+#include "nprf/feature_map/centred_definition.hpp"
+#endif

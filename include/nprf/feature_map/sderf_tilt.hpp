@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
 #include <type_traits>
 
-#include <Eigen/Eigenvalues>
-
-#include "nprf/core/error.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/feature_map/tilt.hpp"
 
@@ -16,22 +12,10 @@ namespace nprf {
 /// pairs of a row of q (n_q,d) and one of k (n_k,d): its axes are those of the mean of (x + y)(x + y)^T.
 /// O(n d^2 + d^3). Throws InvalidArgument unless both have rows, of the same non-zero length and finite.
 template <OnlyReal T>
-Tilt sderf_tilt(const std::type_identity_t<MatrixView<T>>& q, const std::type_identity_t<MatrixView<T>>& k) {
-  require(q.rows() >= 1 && k.rows() >= 1, "queries and keys: expected at least 1 row each, got ", q.rows(), " and ",
-          k.rows());
-  require(q.cols() >= 1 && k.cols() == q.cols(), "keys: expected ", q.cols(), " columns (as queries), at least 1, got ",
-          k.cols());
-  require(q.allFinite() && k.allFinite(), "queries and keys: expected finite scalars, got a NaN or an infinity");
-  const auto mean_product = [](const Matrix<double>& x) {
-    return Matrix<double>(x.transpose() * x / static_cast<double>(x.rows()));
-  };
-  const Matrix<double> queries = q.template cast<double>(), keys = k.template cast<double>();
-  const Matrix<double> means = queries.colwise().mean().transpose() * keys.colwise().mean();  // (d,d)
-  const Matrix<double> moment = mean_product(queries) + mean_product(keys) + means + means.transpose();
-  const Eigen::SelfAdjointEigenSolver<Matrix<double>> solver(moment);
-  Tilt tilt{solver.eigenvectors(), Vector<double>(q.cols())};
-  for (Index l = 0; l < tilt.a.size(); ++l) tilt.a[l] = best_tilt(std::max(solver.eigenvalues()[l], 0.0));
-  return tilt;
-}
+Tilt sderf_tilt(const std::type_identity_t<MatrixView<T>>& q, const std::type_identity_t<MatrixView<T>>& k);
 
 }  // namespace nprf
+
+#if !NPRF_SEPARATE
+#include "nprf/feature_map/tilt_definition.hpp"
+#endif

@@ -3,7 +3,6 @@
 
 #include <cmath>
 
-#include "nprf/core/error.hpp"
 #include "nprf/core/types.hpp"
 
 namespace nprf {
@@ -32,12 +31,11 @@ inline double best_tilt(double mean_square) {
 
 /// The best one with equal a_l (optimal positive random features), for pairs x, y of d scalars with the mean
 /// `mean_square` of |x + y|^2. Throws InvalidArgument unless d is at least 1 and mean_square positive and finite.
-inline Tilt oprf_tilt(Index d, double mean_square) {
-  require(d >= 1, "d: expected at least 1, got ", d);
-  require(mean_square > 0 && std::isfinite(mean_square), "mean_square: expected a positive finite number, got ",
-          mean_square);
-  const double a = best_tilt(mean_square / static_cast<double>(d));
-  return {Matrix<double>::Identity(d, d), Vector<double>::Constant(d, a)};
-}
+template <Real T = double>
+Tilt oprf_tilt(Index d, double mean_square);
 
 }  // namespace nprf
+
+#if !NPRF_SEPARATE
+#include "nprf/feature_map/tilt_definition.hpp"
+#endif

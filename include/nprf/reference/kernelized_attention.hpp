@@ -1,14 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <vector>
-
 #include "nprf/attention/attention.hpp"
-#include "nprf/attention/head.hpp"
 #include "nprf/core/function_ref.hpp"
-#include "nprf/core/near_lags.hpp"
 #include "nprf/feature_map/feature_map_view.hpp"
 #include "nprf/position/position_view.hpp"
 
@@ -19,109 +13,11 @@ namespace detail {
 /// Whether query i may attend to key j, in addition to direction and bias.
 using Attends = FunctionRef<bool(Index i, Index j)>;
 
-/// The weights of attention without exp(b): phi(q_i).phi(k_j), or exp(q_i.k_j) of a near pair or a sink, up to a factor
-/// of the query.
+/// reference::kernelized_attention, compiled once for all feature maps and positions.
 template <Real T>
-class PairWeights {
- public:
-  PairWeights(const FeatureMapView<T>& features, const PositionView<T>& position, const AttentionOptions& options,
-              const MatrixView<T>& q, const MatrixView<T>& k, Index offset, Attends attends)
-      : m_position(position), m_near{options.near, position.pitch(), 0}, m_sinks(options.sinks) {
-    if (!position.is_placed()) m_near.offset = offset;
-    if (has_exact_pairs()) {
-      set_with_log_factors(features, options.normalization, q, k);
-      return;
-    }
-    const Head<T> head{features, options.normalization, nullptr};
-    m_A = head.query_features(q);
-    m_B = Matrix<T>::Zero(k.rows(), m_A.cols());
-    std::vector<Index> attended;
-    for (Index j = 0; j < k.rows(); ++j) {
-      Index i = 0;
-      while (i < q.rows() && !attends(i, j)) ++i;
-      if (i < q.rows()) attended.push_back(j);
-    }
-    m_B(attended, Eigen::indexing::all) = head.key_features(k(attended, Eigen::indexing::all));
-  }
-
-  /// The logarithm of the size of a weight, with exact pairs. `before` is the number of keys before j that are not
-  /// padding.
-  double log_scale(Index i, Index j, Index before) const {
-    if (!has_exact_pairs()) return 0;
-    return is_exact(i, j, before) ? static_cast<double>(dot(m_q, i, m_k, j)) - m_a[i] : m_b[j];
-  }
-
-  /// The weight divided by exp(log_unit).
-  long double operator()(Index i, Index j, Index before, long double log_unit) const {
-    if (!has_exact_pairs()) return dot(m_A, i, m_B, j);
-    if (is_exact(i, j, before)) return std::exp(dot(m_q, i, m_k, j) - m_a[i] - log_unit);
-    return dot(m_A, i, m_B, j) * std::exp(m_b[j] - log_unit);
-  }
-
- private:
-  void set_with_log_factors(const FeatureMapView<T>& features, const Normalization& normalization,
-                            const MatrixView<T>& q, const MatrixView<T>& k) {
-    m_q = normalization.row_scale<T>(q).asDiagonal() * q;
-    m_k = normalization.row_scale<T>(k).asDiagonal() * k;
-    m_A.resize(q.rows(), features.output_dim());
-    m_B.resize(k.rows(), m_A.cols());
-    m_a.resize(q.rows());
-    m_b.resize(k.rows());
-    Workspace workspace;
-    features.with_log_factors(m_q, {}, m_A, m_a.data(), Team(workspace));
-    features.keys_with_log_factors(m_k, {}, m_B, m_b.data(), Team(workspace));
-  }
-
-  static long double dot(const Matrix<T>& x, Index i, const Matrix<T>& y, Index j) {
-    long double sum = 0;
-    for (Index l = 0; l < x.cols(); ++l) sum += static_cast<long double>(x(i, l)) * y(j, l);
-    return sum;
-  }
-
-  bool has_exact_pairs() const { return m_near.width > 0 || m_sinks > 0; }
-
-  // pairs with an extra token are never near
-  bool is_exact(Index i, Index j, Index before) const {
-    const Index extra = m_position.extra().rows();
-    if (before < m_sinks) return true;
-    return i >= extra && j >= extra && m_near.contains(m_position.slot(j - extra) - m_position.slot(i - extra));
-  }
-
-  PositionView<T> m_position;
-  NearLags m_near;
-  Index m_sinks;
-  Matrix<T> m_q, m_k;  // normalised; empty without exact pairs
-  Matrix<T> m_A, m_B;
-  Vector<T> m_a, m_b;  // logarithms of the factors of the rows of A and B, with exact pairs
-};
-
-/// The output (n_q,d_v), where bias(i, j) is b, or -infinity where the direction masks it.
-template <Real T>
-Matrix<T> weighted_means(const PairWeights<T>& weights, FunctionRef<double(Index i, Index j)> bias, Attends attends,
-                         const MatrixView<T>& v, Index n_q) {
-  const Index n_k = v.rows(), d_v = v.cols();
-  Matrix<T> y = Matrix<T>::Zero(n_q, d_v);
-  for (Index i = 0; i < n_q; ++i) {
-    const auto b = [&](Index j) { return attends(i, j) ? bias(i, j) : -INFINITY; };
-    double largest = -INFINITY;
-    for (Index j = 0; j < n_k; ++j) largest = std::max(largest, b(j));
-    if (largest == -INFINITY) continue;
-    double unit = -INFINITY;
-    for (Index j = 0, before = 0; j < n_k; before += attends(i, j) ? 1 : 0, ++j)
-      if (b(j) > -INFINITY) unit = std::max(unit, weights.log_scale(i, j, before));
-
-    Vector<long double> numerator = Vector<long double>::Zero(d_v);
-    long double denominator = 0;
-    for (Index j = 0, before = 0; j < n_k; before += attends(i, j) ? 1 : 0, ++j) {
-      if (b(j) == -INFINITY) continue;
-      const long double weight = weights(i, j, before, unit) * std::exp(static_cast<long double>(b(j)) - largest);
-      for (Index p = 0; p < d_v; ++p) numerator[p] += weight * v(j, p);
-      denominator += weight;
-    }
-    y.row(i) = (numerator / denominator).template cast<T>().transpose();
-  }
-  return y;
-}
+Matrix<T> kernelized_attention(const FeatureMapView<T>& features, const PositionView<T>& position,
+                               const AttentionOptions& options, const MatrixView<T>& q, const MatrixView<T>& k,
+                               const MatrixView<T>& v, Index offset, Attends attends);
 
 }  // namespace detail
 
@@ -139,16 +35,8 @@ Matrix<typename F::Scalar> kernelized_attention(const Attention<F, P>& attention
                                                 const MatrixView<typename F::Scalar>& v, Index offset,
                                                 detail::Attends attends) {
   using T = typename F::Scalar;
-  const AttentionShape shape = attention_shape<T>(q, k, v);
-  const PositionView<T> position(attention.position());
-  position.check_tokens(shape.n_q, offset, "queries");
-  position.check_tokens(shape.n_k, offset, "keys");
-  const bool causal = attention.options().direction == Direction::causal;
-  const detail::PairWeights<T> weights(attention.features(), position, attention.options(), q, k, offset, attends);
-  const auto bias = [&](Index i, Index j) {
-    return causal && j > i + offset ? -INFINITY : bias_between(attention.position(), i, j, offset);
-  };
-  return detail::weighted_means<T>(weights, bias, attends, v, shape.n_q);
+  return detail::kernelized_attention<T>(attention.features(), attention.position(), attention.options(), q, k, v,
+                                         offset, attends);
 }
 
 /// The same if only direction and bias mask keys.
@@ -161,3 +49,7 @@ Matrix<typename F::Scalar> kernelized_attention(const Attention<F, P>& attention
 }
 
 }  // namespace nprf::reference
+
+#if !NPRF_SEPARATE
+#include "nprf/reference/kernelized_attention_definition.hpp"
+#endif

@@ -116,7 +116,7 @@ class Product {
   typename Engines::Variant m_engine;
 };
 
-// not inline, so that it can be compiled once (instances.hpp)
+// not inline, so that it can be compiled once (implementation.hpp)
 template <Real T>
 Product<T>::Product(Engine engine, LagWeightsView<T> lags, const ProductShape& tokens, const ProductShape& span,
                     const Team& team)

@@ -11,6 +11,7 @@
 
 #include "nprf/attention/backward_pass.hpp"
 #include "nprf/attention/batch/check_finite.hpp"
+#include "nprf/attention/batch/find_segments.hpp"
 #include "nprf/attention/batch/head_models.hpp"
 #include "nprf/attention/forward_pass.hpp"
 #include "nprf/attention/head.hpp"
@@ -163,7 +164,22 @@ class Batch {
   std::vector<Matrix<double>> m_zero_parameters;  // zeros in the shape of each position's parameters
 };
 
-// not inline: see instances.hpp
+#if NPRF_X86_64_LEVELS  // levels.hpp
+#define NPRF_CALLED_BY_LEVEL(T)                                                                                   \
+  template <>                                                                                                     \
+  Batch<T>::~Batch();                                                                                             \
+  template <>                                                                                                     \
+  void Batch<T>::forward(const HeadModels<T>&, const HeadsView<const T>&, const HeadsView<const T>&,              \
+                         const HeadsView<const T>&, const HeadsView<T>&, const CallOptions&, Saved<T>*, Lengths); \
+  template <>                                                                                                     \
+  GradientReport Batch<T>::backward(const HeadModels<T>&, const Saved<T>&, const HeadsView<const T>&,             \
+                                    const HeadsView<T>&, const HeadsView<T>&, const HeadsView<T>&);
+
+NPRF_CALLED_BY_LEVEL(float)
+NPRF_CALLED_BY_LEVEL(double)
+#undef NPRF_CALLED_BY_LEVEL
+#endif
+
 template <Real T>
 Batch<T>::~Batch() = default;
 

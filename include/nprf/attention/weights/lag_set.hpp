@@ -138,7 +138,7 @@ class LagSet {
         for (Index w = std::max<Index>(word, 0); w <= std::min(word + words, row_words - 1); ++w)
           reached[w] |= set[w - word] << shift | set[w - word - 1] >> 1 >> (bits - 1 - shift);
       }
-      for (Index i = 0; i < rows.count; ++i) y(i, p) = reached[rows[i] / bits] >> rows[i] % bits & 1;
+      for (Index i = 0; i < rows.count; ++i) y(i, p) = (reached[rows[i] / bits] >> rows[i] % bits & 1) != 0 ? 1 : 0;
     }
   }
 

@@ -78,7 +78,7 @@ class BackwardTile {
   RowRange m_queries{};
 };
 
-// not inline, so that both can be compiled once (instances.hpp)
+// not inline, so that both can be compiled once (implementation.hpp)
 template <Real T>
 void BackwardTile<T>::add_run(Index j0, Index cols, GradientRefs<T>& out, AddDc add_dc) {
   // enough packs for whole blocks of keys, which add_transposed_product() reads

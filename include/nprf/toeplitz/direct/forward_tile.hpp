@@ -64,7 +64,7 @@ class ForwardTile {
   T* m_S;  // (block,keys)
 };
 
-// not inline, so that it can be compiled once (instances.hpp)
+// not inline, so that it can be compiled once (implementation.hpp)
 template <Real T>
 void ForwardTile<T>::add_run(Index j0, Index cols, MatrixRef<T>& Y, T* sums) {
   const Index packs = packs_for<T>(cols), r = m_x.A.cols();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/attention/heads_view.hpp"
+#include "nprf/attention/check_arrays.hpp"
 
 #include <algorithm>
 #include <concepts>
@@ -17,7 +17,7 @@
 #include "support/catch.hpp"
 #include "support/throws.hpp"
 
-namespace nprf::test::attention_heads_view {
+namespace nprf::test::attention_check_arrays {
 
 namespace {
 
@@ -256,4 +256,4 @@ TEST_CASE("views whose strides would take too many steps count as sharing memory
   CHECK(detail::may_overlap(x, y));
 }
 
-}  // namespace nprf::test::attention_heads_view
+}  // namespace nprf::test::attention_check_arrays

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/attention/segments.hpp"
+#include "nprf/attention/batch/find_segments.hpp"
 
 #include <string>
 #include <vector>
@@ -7,7 +7,7 @@
 #include "support/catch.hpp"
 #include "support/throws.hpp"
 
-namespace nprf::test::attention_segments {
+namespace nprf::test::attention_batch_find_segments {
 
 namespace {
 
@@ -105,4 +105,4 @@ TEST_CASE("an offset beyond 2^40 is rejected", "[attention]") {
                   {"offset: expected -2^40 to 2^40", "got " + std::to_string(offset)});
 }
 
-}  // namespace nprf::test::attention_segments
+}  // namespace nprf::test::attention_batch_find_segments

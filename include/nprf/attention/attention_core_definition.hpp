@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "nprf/attention/attention_core.hpp"
+#include "nprf/attention/batch/batch_pool.hpp"
+#include "nprf/attention/check_arrays.hpp"
+#include "nprf/attention/head.hpp"
+#include "nprf/core/error.hpp"
+#include "nprf/core/resize.hpp"
+#include "nprf/toeplitz/engines.hpp"
+
+namespace nprf {
+
+template <Real T>
+AttentionCore<T>::AttentionCore(CompiledFlags<T>) : m_pool(std::make_shared<BatchPool<T>>()) {}
+
+template <Real T>
+void AttentionCore<T>::check(const HeadModels<T>& heads) {
+  const std::size_t maps = heads.num_feature_maps(), positions = heads.num_positions();
+  require(maps > 0, "feature_maps: expected one, or one for each head, got none");
+  require(positions > 0, "positions: expected one, or one for each head, got none");
+  require(maps == 1 || positions == 1 || maps == positions, "positions: expected 1 or ", maps,
+          " (the number of feature maps), got ", positions);
+  const FeatureMapView<T> map = heads.feature_map(0);
+  for (std::size_t h = 1; h < maps; ++h) {
+    const FeatureMapView<T> other = heads.feature_map(static_cast<Index>(h));
+    require(other.input_dim() == map.input_dim() && other.output_dim() == map.output_dim(), "feature_maps: expected ",
+            map.input_dim(), " -> ", map.output_dim(), " of all heads, got ", other.input_dim(), " -> ",
+            other.output_dim());
+  }
+  toeplitz::require_available(heads.options().engine);
+  const auto check_exact = [&](Index count, const char* name) {
+    require(count >= 0, name, ": expected 0 or more, got ", count);
+    require(count == 0 || (map.estimates_exp() && map.has_log_factors()), name,
+            ": expected 0 for a feature map that does not estimate exp or has no log_factor, got ", count);
+  };
+  check_exact(heads.options().near, "near");
+  check_exact(heads.options().sinks, "sinks");
+}
+
+template <Real T>
+void AttentionCore<T>::forward(const HeadModels<T>& heads, const HeadsView<const T>& q, const HeadsView<const T>& k,
+                               const HeadsView<const T>& v, const HeadsView<T>& y, const CallOptions& call,
+                               Saved<T>* saved, Lengths lengths) const {
+  check_attention_arrays<T>(q, k, v, y, heads.feature_map(0).input_dim(), heads.count());
+  const typename BatchPool<T>::Lease batch(*m_pool);
+  batch->forward(heads, q, k, v, y, call, saved, lengths);
+  if (saved) saved->m_attention = m_identity;
+}
+
+template <Real T>
+void AttentionCore<T>::backward(const HeadModels<T>& heads, const Saved<T>& saved, const HeadsView<const T>& dy,
+                                const HeadsView<T>& dq, const HeadsView<T>& dk, const HeadsView<T>& dv,
+                                std::vector<Matrix<T>>& dbias, std::vector<Matrix<T>>* dextra,
+                                GradientReport* report) const {
+  check_saved(saved);
+  check_gradient_arrays<T>(saved.m_sizes, saved.m_batch, saved.m_heads, saved.m_kv_heads, dy, dq, dk, dv);
+  const typename BatchPool<T>::Lease batch(*m_pool);
+  const GradientReport call_report = batch->backward(heads, saved, dy, dq, dk, dv);
+  if (report) *report = call_report;
+  dbias.resize(static_cast<std::size_t>(saved.m_heads));
+  if (dextra) dextra->resize(dbias.size());
+  for (std::size_t h = 0; h < dbias.size(); ++h) {
+    assign(dbias[h], batch->dbias(static_cast<Index>(h)).template cast<T>());
+    if (dextra) assign((*dextra)[h], batch->dextra(static_cast<Index>(h)).template cast<T>());
+  }
+}
+
+template <Real T>
+void AttentionCore<T>::check_saved(const Saved<T>& saved) const {
+  require(saved.m_attention != nullptr,
+          "saved: expected one filled by forward of this attention, got an empty one: call forward first");
+  require(saved.m_attention == m_identity, "saved: expected one filled by forward of this attention, got another's");
+}
+
+template <Real T>
+Matrix<T> AttentionCore<T>::query_features(const HeadModels<T>& heads, const MatrixView<T>& x) {
+  return Head<T>{heads.feature_map(0), heads.options().normalization, nullptr}.query_features(x);
+}
+template <Real T>
+Matrix<T> AttentionCore<T>::key_features(const HeadModels<T>& heads, const MatrixView<T>& x) {
+  return Head<T>{heads.feature_map(0), heads.options().normalization, nullptr}.key_features(x);
+}
+
+template <Real T>
+void AttentionCore<T>::free_scratch_memory() const {
+  m_pool->clear();
+}
+
+}  // namespace nprf

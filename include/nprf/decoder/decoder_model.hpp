@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "nprf/attention/batch/head_models.hpp"
+#include "nprf/attention/heads_view.hpp"
+#include "nprf/attention/multi_head_attention.hpp"
+#include "nprf/attention/options.hpp"
+#include "nprf/attention/segments.hpp"
+#include "nprf/core/types.hpp"
+
+namespace nprf {
+
+/// An attention of any feature map and position, for a decoder.
+template <Real T>
+class DecoderModel {
+ public:
+  virtual ~DecoderModel() = default;
+
+  /// MultiHeadAttention::operator(), for tokens of which only CallOptions::lengths exist: later rows are not set.
+  virtual void attend(const HeadsView<const T>& q, const HeadsView<const T>& k, const HeadsView<const T>& v,
+                      const HeadsView<T>& y, const CallOptions& call) const = 0;
+  virtual HeadModels<T> heads() const = 0;
+};
+
+/// Holds a copy of the attention, which shares its scratch memory.
+template <class F, class P>
+class DecoderModelOf final : public DecoderModel<typename F::Scalar> {
+ public:
+  using T = typename F::Scalar;
+
+  explicit DecoderModelOf(const MultiHeadAttention<F, P>& attention) : m_attention(attention) {}
+
+  void attend(const HeadsView<const T>& q, const HeadsView<const T>& k, const HeadsView<const T>& v,
+              const HeadsView<T>& y, const CallOptions& call) const override {
+    m_attention.m_core.forward(heads(), q, k, v, y, call, nullptr, Lengths::of_queries_and_keys);
+  }
+  HeadModels<T> heads() const override { return m_attention.heads(); }
+
+ private:
+  MultiHeadAttention<F, P> m_attention;
+};
+
+}  // namespace nprf
