@@ -46,7 +46,6 @@ struct SequenceGradients {
 template <Real T>
 class BackwardPass {
  public:
-  /// Refers to all of them; scratch memory is the team's workspace.
   BackwardPass(const Head<T>& head, const SavedSequence<T>& saved, const MatrixView<T>& dy, double tolerance,
                const Team& team)
       : m_head(head),

@@ -52,8 +52,7 @@ namespace nprf {
 template <Real T>
 class ForwardPass {
  public:
-  /// Refers to all of them. If `saved` is not null, run() saves in it what backward needs. Scratch memory is the team's
-  /// workspace.
+  /// If `saved` is not null, run() saves in it what backward needs.
   ForwardPass(const Head<T>& head, const SequenceInputs<T>& x, MatrixRef<T> y, SavedSequence<T>* saved,
               const Team& team)
       : m_head(head),

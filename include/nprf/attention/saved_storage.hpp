@@ -12,7 +12,7 @@ namespace nprf {
 template <Real T>
 class SavedStorage {
  public:
-  /// `saved` may be null. Refers to both.
+  /// `saved` may be null.
   SavedStorage(SavedSequence<T>* saved, Workspace& workspace) : m_saved(saved), m_workspace(workspace) {}
 
   MatrixRef<T> matrix(Matrix<T> SavedSequence<T>::*member, Index rows, Index cols) const {

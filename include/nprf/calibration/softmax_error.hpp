@@ -45,7 +45,6 @@ struct ComparisonOptions {
 template <Real T>
 class SoftmaxComparison {
  public:
-  /// Refers to all of them.
   SoftmaxComparison(const SampleTokens<T>& tokens, const SamplePairs& pairs, const ComparisonOptions& options)
       : m_tokens(tokens),
         m_pairs(pairs),

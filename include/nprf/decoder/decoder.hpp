@@ -28,57 +28,15 @@ namespace nprf {
 ///     decoder.step(q, k, v, y);                                  // one token, or a few, of each sequence
 ///     decoder.rollback(0, 3);                                    // sequence 0 takes back its last 3 tokens
 ///
-/// The state. Each head of each sequence stores its last tokens in a ring, and sums over the older ones. Let K be the
-/// reach of the position (step_bias.hpp): for keys that are K or more tokens old, b is a straight line of their age, so
-/// that a step changes all of their weights by one factor. With S (r,d_v), z (r) and R = DecoderOptions::rollback:
-///
-///     append     phi(k), v and the log-scale of the new token go to the ring.
-///     commit     Tokens that are K + R or more tokens old leave the ring, 8 at a time, from a multiple of 8 on:
-///                    S += w phi(k)^T v     z += w phi(k)     w = exp(log-scale + b - s)
-///                If b is -infinity from K on, they are dropped.
-///     attend     N = phi(q) (u S + sum_ring c phi(k)^T v)     c = exp(log-scale + b - a)     y = N / D
-///                D = phi(q).(u z + sum_ring c phi(k))         u = exp(s - a)
-///                The last `near` tokens and the attention sinks (AttentionOptions), the first tokens, which the state
-///                keeps, have the weights exp(q.k + b) instead of c phi(q).phi(k).
-///     rollback   The number of tokens decreases. The ring has all tokens that are less than K old for the shorter
-///                sequence. Nothing is subtracted from S and z.
-///
-/// phi(k) is stored without a factor, whose logarithm is its log-scale. b is the bias for the present query, and a is
-/// near the largest log-scale + b of the row. s is at least the largest log-scale + b of the tokens in S and z. When a
-/// token with a larger one is committed, s grows by a multiple of ln 2, and S and z are multiplied by that power of
-/// 1/2, which is exact. The rounding error of each addition to S and z is added with the next token, so that errors do
-/// not grow with the number of tokens.
-///
-/// Time of a step and memory of the state of a head after t tokens, with r features and p = d_v + 1:
-///
-///     position                             time                                    memory
-///     none, ALiBi                          r (d + p) + R (r + p)                   r p + R (r + p)
-///     T5, clipped table                    r (d + p) + (K + R) (r + p)             r p + (K + R) (r + p)
-///     table whose outer part is near a     r (d + p) + (K + R) (r + p)             r p + (K + R) (r + p)
-///     line from K tokens on
-///     any other table                      r d + t (r + p)                         t (r + p)
-///     the same in windows of M             r d + M (r + p) + (t / M) r p log M     t (r + p) + 2 M r p
-///
-/// A near field and sinks add near d + sinks (d + d_v) to the time, and (K + R) d + sinks (d + d_v) to the memory.
-///
-/// The outer part of a table with positive features is replaced by a line that changes no bias by more than a quarter
-/// of the default tolerance. Ages beyond the table have its last bias, which the line would pass; so
-/// DecoderOptions::most_tokens must exclude these ages.
-///
-/// Where the memory grows with t, it is allocated in blocks, each as large as all before; t is at most K + R there.
-///
-/// Windows (DecoderOptions::windows): for long tables the sums over keys of M and more tokens ago come from an online
-/// convolution by FFTs (far_window.hpp), for M queries at once, before these are known. Its work is divided evenly over
-/// the M steps before. By default M is the size of least cost of those with which windows take no more memory than the
-/// tokens; it grows with the position, and short sequences have no windows. A row whose bound of the FFT's error
-/// exceeds half of CallOptions::tolerance is computed from the tokens, and counts in repaired_rows. The first step
-/// after load(), and the first one after a rollback by more than R tokens, take longer: they compute a window at once.
-/// Tables with b = -infinity, or with biases that are more than 80 apart, have no windows.
+/// Each head of each sequence stores its last tokens in a ring, and sums over the older ones, whose biases change by
+/// the same amount in each step. How, the time of a step and the memory of a state: README.md beside this header. With
+/// r features and p = d_v + 1 they are O(r (d + p)) and O(r p) for ALiBi, and do not depend on the number of tokens for
+/// any position that ends as a straight line. Other tables keep all tokens, with DecoderOptions::windows in windows.
 ///
 /// Bits: the same tokens give the same bits of the rows of steps, however they were divided between prefill and steps,
-/// and for any other sequences beside them and any number of threads. After a rollback S and z may contain tokens that
-/// would otherwise still be in the ring: then rows agree within their error bounds. Rows of prefill are those of the
-/// attention.
+/// and for any other sequences beside them and any number of threads. After a rollback the sums may contain tokens
+/// that would otherwise still be in the ring: then rows agree within their error bounds. Rows of prefill are those of
+/// the attention.
 ///
 /// Report (CallOptions::report) of a step: error_bound, empty_rows and indefinite_rows as of the attention, with the
 /// engine `recurrence`. A row that the attention would recompute, because its denominator underflowed or, for a series
@@ -87,9 +45,9 @@ namespace nprf {
 /// as it is, NaN if its denominator is 0, and counts in failing_rows.
 ///
 /// Non-finite tokens: as in the formula, a query changes its own row, and a key or a value the rows that attend to it.
-/// If b is finite from K on, these are all later rows until the sequence is reset, or until a rollback takes the token
-/// back. Non-finite keys and entries of values are not added to S and z, but recorded beside them. Numerators are not
-/// scaled: in float values above 1e30 may overflow.
+/// For a bias that is finite at all distances these are all later rows until the sequence is reset, or until a rollback
+/// takes the token back. Non-finite keys and entries of values are not added to the sums, but recorded beside them.
+/// Numerators are not scaled: in float values above 1e30 may overflow.
 ///
 /// A step of the same shapes as an earlier one allocates nothing, except where a state grows. A decoder can be moved,
 /// but not copied. Threads must not share it during a call.
@@ -142,7 +100,7 @@ class Decoder {
 
   /// Takes back the last tokens of a sequence. O(heads). Throws InvalidArgument if there is no such sequence or it has
   /// fewer tokens. Throws, too, if the sequence would have more than DecoderOptions::rollback tokens less than it had
-  /// at most since it was empty, unless that was at most K + R, so that no token has left the ring.
+  /// at most since it was empty, unless that was at most K + R (README.md), so that no token has left the ring.
   void rollback(Index sequence, Index tokens);
 
   /// Sequence b becomes a copy of what sequence from[b] was, for all b, as beam search selects beams. Copies only the

@@ -22,8 +22,7 @@ namespace nprf {
 template <Real T>
 class ExactKeys {
  public:
-  /// For at most `most` keys of the ring and `most_sinks` sinks, of `tokens` tokens. Refers to the bias, the ring and
-  /// the sinks; arrays are in the scratch memory.
+  /// For at most `most` keys of the ring and `most_sinks` sinks, of `tokens` tokens.
   ExactKeys(const StepBias<T>& bias, const TokenRing<T>& ring, const SinkTokens<T>& sinks, Index tokens, Index most,
             Index most_sinks, Workspace& scratch)
       : m_bias(bias), m_ring(ring), m_sinks(sinks), m_tokens(tokens), m_largest_bias(bias.largest(tokens)) {

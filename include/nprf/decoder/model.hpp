@@ -20,7 +20,7 @@
 
 namespace nprf {
 
-/// What the steps of a head need of its attention. Refers to its feature map.
+/// What the steps of a head need of its attention.
 template <Real T>
 struct StepModel {
   StepFeatures<T> features;

@@ -34,7 +34,6 @@ class StepRow {
     bool all_finite;
   };
 
-  /// Refers to all of them.
   StepRow(const StepModel<T>& model, const TokenRing<T>& ring, const RunningSums<T>& sums, const SinkTokens<T>& sinks,
           const StepWeights<T>& weights, const Tokens& tokens, Workspace& scratch)
       : m_model(model),

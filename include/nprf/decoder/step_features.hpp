@@ -49,7 +49,6 @@ struct FeatureRows {
 template <Real T>
 class StepFeatures {
  public:
-  /// Refers to the map.
   StepFeatures(const FeatureMapView<T>& map, const Normalization& normalization)
       : m_head{map, normalization, nullptr}, m_error_of_radius(map.relative_error(normalization.radius())) {}
 

@@ -9,7 +9,7 @@
 /// engine computes both in one call, contract(x, Y, team, sums). These are two ways to do it for any engine.
 namespace nprf::toeplitz {
 
-/// [U 1] (n,p+1), in the team's workspace.
+/// [U 1] (n,p+1).
 template <Real T>
 MatrixMap<T> with_ones(const MatrixView<T>& U, const Team& team) {
   auto all = team.workspace().template matrix<T>(U.rows(), U.cols() + 1);

@@ -61,8 +61,7 @@ class FieldBiases : public ScoreBiases<T> {
 template <Real T>
 class ExactField {
  public:
-  /// For normalised queries q (n_q,d) and keys k (n_k,d); the keys must be finite. Refers to all of them, which must
-  /// outlive it.
+  /// For normalised queries q (n_q,d) and keys k (n_k,d); the keys must be finite.
   ExactField(const FieldBiases<T>& biases, const MatrixView<T>& q, const MatrixView<T>& k, const Team& team)
       : m_biases(biases), m_q(q), m_k(k), m_team(team) {}
 

@@ -27,7 +27,7 @@ namespace nprf {
 template <Real T>
 class ExponentialWeights final : public toeplitz::TileWeights<T> {
  public:
-  /// `constants` and `factors` have a_i and f_i of each query. Refers to all of them.
+  /// `constants` and `factors` have a_i and f_i of each query.
   ExponentialWeights(const ScoreBiases<T>& biases, const T* constants, const T* factors)
       : m_biases(biases), m_constants(constants), m_factors(factors) {}
 
@@ -88,10 +88,10 @@ struct ExponentialSums {
 };
 
 // with P = G U^T and S = q k^T:  dS = P o w, dq = dS k, dk = dS^T q, dU = w^T G, db = dS
-/// Adds the gradients of w U, w_ij = exp(q_i.k_j + b_ij + reference_i - log_scale_i), to dq (rows,d), dk (n_k,d) and
-/// dU (n_k,p), for the biases.reference(i) of which the biases of row i are differences. add_db(i, j0, count, db,
-/// share) adds db (count), the gradients of the biases of row i and keys j0, j0 + 1, ..., to a share (size); it is not
-/// called if the size is 0. Returns the shares (blocks,size), in the team's workspace.
+/// Adds the gradients of w U, w_ij = exp(q_i.k_j + b_ij + reference_i - log_scale_i), to dq (rows,d), dk (n_k,d) and dU
+/// (n_k,p), for the biases.reference(i) of which the biases of row i are differences. add_db(i, j0, count, db, share)
+/// adds db (count), the gradients of the biases of row i and keys j0, j0 + 1, ..., to a share (size); it is not called
+/// if the size is 0. Returns the shares (blocks,size).
 template <Real T>
 MatrixMap<T> add_exponential_gradients(const ScoreBiases<T>& biases, const ExponentialSums<T>& of, MatrixRef<T> dq,
                                        MatrixRef<T> dk, MatrixRef<T> dU, Index size, const Team& team,

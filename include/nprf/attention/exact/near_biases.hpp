@@ -20,7 +20,7 @@ namespace nprf {
 template <Real T>
 class NearBiases final : public FieldBiases<T> {
  public:
-  /// Refers to both; the table is in the workspace. O(lags of the near field).
+  /// O(lags of the near field).
   NearBiases(const LagProblem<T>& problem, const Placement& keys, Workspace& workspace)
       : m_queries(problem.queries), m_keys(keys), m_first_lag(problem.lags.first) {
     const LagRange near = problem.near.range();

@@ -20,7 +20,7 @@ namespace nprf {
 template <Real T>
 class SinkBiases final : public FieldBiases<T> {
  public:
-  /// Refers to both; the table is in the workspace. O(n_q sinks).
+  /// O(n_q sinks).
   SinkBiases(const LagProblem<T>& problem, const Placement& keys, Workspace& workspace)
       : m_problem(problem),
         m_keys(keys),

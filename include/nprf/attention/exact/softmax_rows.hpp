@@ -21,7 +21,7 @@ namespace nprf {
 template <Real T>
 class SubsetBiases final : public ScoreBiases<T> {
  public:
-  /// Refers to both; tables are in the team's workspace. O(rows n_k).
+  /// O(rows n_k).
   SubsetBiases(const PairBias<T>& bias, const RowSubset& rows, const Team& team)
       : m_bias(bias), m_rows(rows), m_largest(team.workspace().template take<Largest>(rows.count())) {
     team.run_tiles(rows.count(), [&](Index i0, Index count, Workspace&) {
@@ -61,7 +61,7 @@ template <Real T>
 class SoftmaxRows {
  public:
   /// For the queries `rows`, increasing, each of which attends to a key; normalised queries q (n_q,d) and keys k
-  /// (n_k,d), which must be finite. Refers to all of them; its tables are in the team's workspace.
+  /// (n_k,d), which must be finite.
   SoftmaxRows(std::span<const Index> rows, const LagProblem<T>& problem, const Placement& keys, const MatrixView<T>& q,
               const MatrixView<T>& k, const Team& team)
       : m_rows(rows, team),

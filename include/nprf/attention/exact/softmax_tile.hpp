@@ -47,7 +47,7 @@ class SoftmaxTile {
   /// The largest number of queries, which share a copy of k^T, and of keys in a run.
   static constexpr Index rows = 16 * Block<T>::rows, keys = softmax_run_keys;
 
-  /// For keys k (n_k,d) and values v (n_k,d_v). Refers to all of them.
+  /// For keys k (n_k,d) and values v (n_k,d_v).
   SoftmaxTile(const MatrixView<T>& k, const MatrixView<T>& v, const ScoreBiases<T>& biases, Workspace& scratch)
       : m_k(k),
         m_v(v),

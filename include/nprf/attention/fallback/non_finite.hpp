@@ -27,8 +27,7 @@ bool is_finite_row(const Row& x) {
 template <Real T>
 class NonFinite {
  public:
-  /// Sets the non-finite rows of B (n_k,r) to zero, and their log-scales (n_k) to -infinity; these may be null. Tables
-  /// are in the team's workspace.
+  /// Sets the non-finite rows of B (n_k,r) to zero, and their log-scales (n_k) to -infinity; these may be null.
   NonFinite(const PreparedPosition<T>& position, const Placement& keys, MatrixRef<T> B, double* key_log_scales,
             const Team& team)
       : m_position(position), m_keys(keys) {

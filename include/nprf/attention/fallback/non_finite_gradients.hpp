@@ -21,8 +21,7 @@ namespace nprf {
 template <Real T>
 class NonFiniteGradients {
  public:
-  /// Sets the non-finite entries of G (n_q,d_v+1) to zero. is_finite(i) is whether row i has none. Tables are in the
-  /// team's workspace.
+  /// Sets the non-finite entries of G (n_q,d_v+1) to zero. is_finite(i) is whether row i has none.
   template <class IsFinite>
   NonFiniteGradients(const PreparedPosition<T>& position, const Placement& keys, MatrixMap<T> G, IsFinite&& is_finite,
                      const Team& team)

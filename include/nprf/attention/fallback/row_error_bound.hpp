@@ -64,9 +64,9 @@ double error_of_softmax(Index d, double norms, double bias_spread, Index keys, I
 ///
 /// where fft_error_i is the bound of quotient_error() (row_quotient.hpp), and the second term that of other errors.
 ///
-/// With positive features the condition is 1: |y_i| <= v_max(i), and an error e of all weights changes y by at most
-/// e v_max(i), because the mean distance of values from their mean is at most v_max(i). With features of both signs it
-/// is |A_i| sum_j c_ij |B_j| / |D_i| (1 + max(1, |y_i| / v_max(i))). O((n_q + n_k) r), in the team's workspace.
+/// With positive features the condition is 1: |y_i| <= v_max(i), and an error e of all weights changes y by at most e
+/// v_max(i), because the mean distance of values from their mean is at most v_max(i). With features of both signs it is
+/// |A_i| sum_j c_ij |B_j| / |D_i| (1 + max(1, |y_i| / v_max(i))). O((n_q + n_k) r).
 template <Real T>
 class RowErrorBound {
  public:

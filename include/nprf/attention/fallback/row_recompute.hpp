@@ -27,7 +27,6 @@ template <Real T>
 class RowRecompute {
  public:
   /// For the queries `rows`, increasing. x has the features of all queries and of the keys, with the keys' log-scales.
-  /// Refers to all of them.
   RowRecompute(std::span<const Index> rows, const LagProblem<T>& problem, const toeplitz::Factors<T>& x,
                const FeatureMapView<T>& features, const Team& team)
       : m_rows(rows, team),

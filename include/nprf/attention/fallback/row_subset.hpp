@@ -11,14 +11,14 @@ namespace nprf {
 /// A subset of the queries, and its rows of matrices that have a row for each query.
 class RowSubset {
  public:
-  /// The queries with these indices, increasing. Refers to them.
+  /// The queries with these indices, increasing.
   RowSubset(std::span<const Index> indices, const Team& team) : m_indices(indices), m_team(team) {}
 
   Index count() const { return static_cast<Index>(m_indices.size()); }
   /// The index of the i-th query of the subset among all queries.
   Index index(Index i) const { return m_indices[static_cast<std::size_t>(i)]; }
 
-  /// A copy of their rows of x, in the team's workspace.
+  /// A copy of their rows of x.
   template <Real T>
   MatrixMap<T> of(const MatrixView<T>& x) const {
     auto rows = m_team.workspace().matrix<T>(count(), x.cols());

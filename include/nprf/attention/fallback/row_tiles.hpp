@@ -32,7 +32,6 @@ class RowWeights final : public toeplitz::TileWeights<T> {
     const double* scaled;
   };
 
-  /// Refers to all of them.
   RowWeights(const PairBias<T>& bias, const RowSubset& rows, const Maxima& largest)
       : m_bias(bias), m_rows(rows), m_largest(largest) {}
 
@@ -72,7 +71,6 @@ class RowWeights final : public toeplitz::TileWeights<T> {
 template <Real T>
 class RowTiles {
  public:
-  /// Refers to all of them; the largest biases are in the team's workspace.
   RowTiles(const PairBias<T>& bias, const RowSubset& rows, const Team& team)
       : m_bias(bias), m_rows(rows), m_team(team), m_weights(bias, rows, largest()) {}
 

@@ -34,8 +34,7 @@ class GradientScaling {
  public:
   /// For the product's rounding; that of recomputed rows is per row. The values' scale is that of the values that rows
   /// with a finite gradient attend to. Values that only other rows attend to become zero if they are far larger. Refers
-  /// to `saved` and dy (n_q,d_v); results are in the team's workspace. O(n_q (r + d_v)), and O(n_k d_v + n log n) if
-  /// values differ that much.
+  /// to `saved` and dy (n_q,d_v). O(n_q (r + d_v)), and O(n_k d_v + n log n) if values differ that much.
   GradientScaling(const SavedSequence<T>& saved, const MatrixView<T>& dy, toeplitz::Rounding rounding,
                   const PreparedPosition<T>& position, const Placement& keys, const Team& team)
       : m_saved(saved),

@@ -17,14 +17,14 @@ namespace nprf {
 template <Real T>
 class Attendance {
  public:
-  /// Refers to the problem's tables; its own is in the workspace. O(n_q + n_k).
+  /// O(n_q + n_k).
   Attendance(const LagProblem<T>& problem, Workspace& workspace)
       : m_x(problem),
         m_lags(
             problem.reach, [&](Index lag) { return problem.attends(lag); }, workspace) {}
 
   /// out (n_q,p) becomes 1 where a query attends to a key that mark(j, x) marks, by ones in its row x (p) of zeros;
-  /// else 0. O((n_q + n_k) p log n), and O(E n_k p) for E tokens without a slot.
+  /// else 0. O((n_q + n_k) p) and the cost of LagSet::connect(), and O(E n_k p) for E tokens without a slot.
   template <class Mark>
   void attending_queries(const Placement& keys, const Mark& mark, MatrixMap<double> out, Workspace& workspace) const {
     find(Side::queries, keys, mark, out, workspace);

@@ -33,7 +33,7 @@ class PairBias {
     bool outside;
   };
 
-  /// Refers to all of them; `key_log_scales` may be null. O(n_q + n_k).
+  /// `key_log_scales` may be null. O(n_q + n_k).
   PairBias(const LagProblem<T>& problem, const Placement& keys, const double* key_log_scales)
       : m_x(problem), m_keys(keys), m_log_scales(key_log_scales) {
     for (Index k = 0; m_x.largest_bias > never && k < m_x.lags.size(); ++k)

@@ -16,7 +16,7 @@
 namespace nprf {
 
 /// The product with the weights of a LagProblem, by the engine that was chosen. For Engine::automatic also the products
-/// that replace it if masked keys make that engine slow or inaccurate. Tables are in the team's workspace.
+/// that replace it if masked keys make that engine slow or inaccurate.
 template <Real T>
 class ProductChoice {
  public:

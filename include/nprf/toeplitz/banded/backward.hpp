@@ -20,7 +20,6 @@ namespace nprf::toeplitz {
 template <Real T>
 class BandedBackward {
  public:
-  /// Refers to all three.
   BandedBackward(const BandDecomposition<T>& weights, const Factors<T>& x, const MatrixView<T>& G)
       : m_weights(weights), m_x(x), m_G(G) {}
 

@@ -60,7 +60,7 @@ class BandedEngine {
     return n_q * (band * (r + p + weight_cost) + beside_band * (r + p + cut_weight_cost)) + tails * states * tail_state;
   }
 
-  /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1; its tables are in the team's workspace.
+  /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1.
   BandedEngine(LagWeightsView<T> lags, const ProductShape& span, const Team& team)
       : m_weights(lags, span, team.workspace()) {}
 

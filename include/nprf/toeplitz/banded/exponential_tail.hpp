@@ -78,7 +78,6 @@ LagRange band_between(const ExponentialTail<T>& before, const ExponentialTail<T>
 template <Real T>
 class TailTiles {
  public:
-  /// Refers to the tail.
   TailTiles(const ExponentialTail<T>& tail, const Factors<T>& x, Index tile)
       : m_tail(&tail), m_queries(x.queries.slots), m_keys(x.keys.slots), m_tile(tile) {}
 

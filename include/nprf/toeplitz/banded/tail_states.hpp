@@ -59,8 +59,7 @@ class TailStates {
  public:
   enum class Of { keys, queries };
 
-  /// Refers to P (n,r) and Q (n,p); `ones` is the number of columns of ones after those of Q, 0 or 1. Its memory is in
-  /// the team's workspace.
+  /// For P (n,r) and Q (n,p); `ones` is the number of columns of ones after those of Q, 0 or 1.
   TailStates(Of of, const TailTiles<T>& tiles, const MatrixView<T>& P, const MatrixView<T>& Q, const Windows& windows,
              const Team& team, Index ones = 0)
       : m_of(of),

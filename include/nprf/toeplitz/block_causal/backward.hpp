@@ -20,7 +20,6 @@ namespace nprf::toeplitz {
 template <Real T>
 class BlockCausalBackward {
  public:
-  /// Refers to the levels.
   explicit BlockCausalBackward(const CausalLevels<T>& levels) : m_levels(levels) {}
 
   /// Adds the gradients for G = dL/dY and the sums of `sizes`. The factors, G, the gradients and the sizes have one row

@@ -22,7 +22,6 @@ namespace nprf::toeplitz {
 template <Real T>
 class BlockCausalBackwardErrorBound {
  public:
-  /// Refers to all of them.
   BlockCausalBackwardErrorBound(const CausalLevels<T>& levels, const RunningKeyMax<T>& key_max, const Factors<T>& x,
                                 const GradientScales<T>& of, const Team& team)
       : m_levels(levels),

@@ -54,7 +54,7 @@ class BlockCausalEngine {
            Levels::operations(length) * signals<T>(x.tokens.r, x.tokens.p, left_over) * operation;
   }
 
-  /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1; its tables are in the team's workspace.
+  /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1.
   BlockCausalEngine(LagWeightsView<T> lags, const ProductShape& span, const Team& team)
       : m_n_q(span.n_q),
         m_num_lags(span.n_q + span.n_k - 1),

@@ -16,7 +16,7 @@ namespace nprf::toeplitz {
 
 /// The norms of the signals of each block of a level, relative to e^log_scale of the block.
 struct BlockNorms {
-  /// For all levels and r features, of no signal yet, in the workspace.
+  /// For all levels and r features, of no signal yet.
   template <Real T>
   static BlockNorms* of_levels(const CausalLevels<T>& levels, Index r, Workspace& workspace) {
     auto* all = workspace.take<BlockNorms>(levels.count());
@@ -55,7 +55,7 @@ struct BlockNorms {
 template <Real T>
 class BlockCausalErrorBound {
  public:
-  /// For keys whose largest |U_j.| are sizes (n_k). Refers to all of them.
+  /// For keys whose largest |U_j.| are sizes (n_k).
   BlockCausalErrorBound(const CausalLevels<T>& levels, const RunningKeyMax<T>& key_max, const Factors<T>& x,
                         const T* sizes, const Team& team)
       : m_levels(levels),

@@ -32,7 +32,7 @@ class BackwardTile {
   /// What adds to the gradient of the weights, for each query and run of keys.
   using AddDc = FunctionRef<void(const PairRow<T>&)>;
 
-  /// For G (n_q,p) = dL/dY. Refers to all three.
+  /// For G (n_q,p) = dL/dY.
   BackwardTile(const Factors<T>& x, const MatrixView<T>& G, const TileWeights<T>& weights, Workspace& scratch)
       : m_x(x),
         m_weights(weights),

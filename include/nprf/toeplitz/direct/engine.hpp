@@ -55,7 +55,7 @@ class DirectEngine {
     return static_cast<double>(x.n_q) * static_cast<double>(x.n_k) * (static_cast<double>(x.r + x.p) + weight_cost);
   }
 
-  /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1; its table is in the team's workspace.
+  /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1.
   DirectEngine(LagWeightsView<T> lags, const ProductShape& span, const Team& team)
       : m_support(lags.support()), m_c(tabulate(lags, span, team.workspace())) {}
 

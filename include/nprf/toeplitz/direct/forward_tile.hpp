@@ -20,7 +20,7 @@ class ForwardTile {
   static constexpr Index rows = 22 * Block<T>::rows, keys = run_keys;
   static_assert(keys % Pack<T>::size == 0);
 
-  /// For some queries. Refers to both.
+  /// For these queries.
   ForwardTile(const Factors<T>& x, const TileWeights<T>& weights, RowRange queries, Workspace& scratch)
       : m_x(x),
         m_weights(weights),

@@ -20,7 +20,6 @@ namespace nprf::toeplitz {
 template <Real T>
 class TiledProduct {
  public:
-  /// Refers to both.
   TiledProduct(const Factors<T>& x, const TileWeights<T>& weights) : m_x(x), m_weights(weights) {}
 
   /// Y (n_q,p); sums (n_q), unless it is null, the same for a column of ones. Threads share out the tiles of queries.
@@ -48,8 +47,7 @@ class TiledProduct {
 
   /// Adds the gradients for G (n_q,p) = dL/dY to out, except dc. add_dc(pairs, share) adds what a row of pairs
   /// (PairRow) contributes to the gradient of the weights to a share (size), which is zero at first. Returns the shares
-  /// of the blocks of queries (blocks,size), in the team's workspace. Threads share out pairs of blocks of queries and
-  /// keys.
+  /// of the blocks of queries (blocks,size). Threads share out pairs of blocks of queries and keys.
   MatrixMap<T> add_gradients(const MatrixView<T>& G, GradientRefs<T>& out, Index size, const Team& team,
                              FunctionRef<void(const PairRow<T>&, T*)> add_dc) const {
     static_assert(Backward::rows == Backward::keys);

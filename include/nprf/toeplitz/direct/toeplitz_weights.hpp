@@ -28,7 +28,7 @@ LagWeightsView<T> tabulate(LagWeightsView<T> c, const ProductShape& span, Worksp
 template <Real T>
 class ToeplitzWeights final : public TileWeights<T> {
  public:
-  /// c must have all lags between the queries and the keys. Refers to the slots of x and to the table of c.
+  /// c must have all lags between the queries and the keys.
   ToeplitzWeights(const Factors<T>& x, LagWeightsView<T> c, LagRange range) : m_x(x), m_c(c), m_range(range) {}
 
   /// If no slot is empty and the keys fill whole packs, the weights are read in the table of c.

@@ -50,8 +50,7 @@ class SignalBackward {
   /// Blocks of features and of groups of columns that threads work on.
   static constexpr Index blocks = 8;
 
-  /// For factors with one row for each slot, signals of `length` >= n_q, n_k, and correlations of a size. Refers to x
-  /// and G.
+  /// For factors with one row for each slot, signals of `length` >= n_q, n_k, and correlations of a size.
   SignalBackward(const Factors<T>& x, const MatrixView<T>& G, const GradientSizes<T>& sizes, Index length,
                  Index correlation_size, const Team& team)
       : m_x(x),

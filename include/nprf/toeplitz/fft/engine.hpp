@@ -57,7 +57,7 @@ class FftEngine {
     return length * (columns + ones + weights) * fft_value_cost(length);
   }
 
-  /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1; its table is in the team's workspace.
+  /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1.
   FftEngine(LagWeightsView<T> lags, const ProductShape& span, const Team& team)
       : m_n_q(span.n_q), m_n_k(span.n_k), m_tree(Tree::shared(Tree::length_for(std::max(span.n_q, span.n_k)))) {
     // y[i] = sum_j c[j-i] x[j] is the product of x and g modulo z^2L + 1, g[-lag] = c[lag], g[2L - lag] = -c[lag]

@@ -32,7 +32,7 @@ class SignalNorms {
  public:
   using Row = Eigen::Map<Eigen::Array<double, 1, Eigen::Dynamic>>;  // (r)
 
-  /// For r features and no keys, in the workspace.
+  /// For r features and no keys.
   SignalNorms(Index r, Workspace& workspace) : m_ones(zeros(r, workspace)), m_sized(zeros(r, workspace)) {}
 
   static Row row(Index r, Workspace& workspace) {
@@ -173,7 +173,7 @@ struct Underflow {
   static double of_row(Index r) { return static_cast<double>(r) * number; }
 };
 
-/// The norms of the signals of all rows of B (n,r) and their sizes (n), divided by the scale. In the team's workspace.
+/// The norms of the signals of all rows of B (n,r) and their sizes (n), divided by the scale.
 /// O(n r).
 template <Real T>
 SignalNorms signal_norms(const MatrixView<T>& B, const T* sizes, const SignalScale& scale, const Team& team) {

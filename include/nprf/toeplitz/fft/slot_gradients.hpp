@@ -16,7 +16,6 @@ namespace nprf::toeplitz {
 template <Real T>
 class SlotGradients {
  public:
-  /// Refers to `out` and `sizes`.
   SlotGradients(const Factors<T>& x, const SlotRows& queries, const SlotRows& keys, GradientRefs<T>& out,
                 const GradientSizes<T>& sizes, const Team& team)
       : m_queries(x.queries.slots),

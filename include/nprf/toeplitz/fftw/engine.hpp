@@ -36,7 +36,7 @@ class FftwEngine : public FftEngine<T> {
   /// Not modelled: Engine::automatic does not choose this engine.
   static double cost(const CostInputs<T>&) { return std::numeric_limits<double>::quiet_NaN(); }
 
-  /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1; its tables are in the team's workspace.
+  /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1.
   FftwEngine(LagWeightsView<T> lags, const ProductShape& span, const Team& team)
       : FftEngine<T>(lags, span, team),
         m_n_q(span.n_q),

@@ -47,7 +47,6 @@ struct GradientChecks {
 template <Real T>
 class CheckedGradients {
  public:
-  /// Refers to all of them; scratch memory is the team's workspace.
   CheckedGradients(const Product<T>& product, const Factors<T>& x, const MatrixView<T>& G, const GradientMeasure<T>& by,
                    const Team& team)
       : m_product(product), m_x(x), m_G(G), m_by(by), m_team(team) {}

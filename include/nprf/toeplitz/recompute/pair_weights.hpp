@@ -21,7 +21,6 @@ namespace nprf::toeplitz {
 template <Real T>
 class PairWeights {
  public:
-  /// Refers to the table of c and to the slots and log-scales of the factors; its own table is in the team's workspace.
   PairWeights(LagWeightsView<T> c, const Factors<T>& x, const Team& team)
       : m_c(c),
         m_support(c.support()),
@@ -74,7 +73,7 @@ enum class TileRows { queries, keys };
 template <Real T>
 class SelectedPairWeights final : public TileWeights<T> {
  public:
-  /// For the rows with these numbers, increasing. Refers to them and to the weights.
+  /// For the rows with these numbers, increasing.
   SelectedPairWeights(TileRows rows, const PairWeights<T>& weights, std::span<const Index> numbers)
       : m_rows(rows), m_weights(weights), m_numbers(numbers) {}
 

@@ -17,7 +17,6 @@ namespace nprf::toeplitz {
 template <Real T>
 class RecomputedGradients {
  public:
-  /// Refers to all of them.
   RecomputedGradients(const PairWeights<T>& weights, const Factors<T>& x, const MatrixView<T>& G, GradientRefs<T>& out,
                       const Team& team)
       : m_weights(weights), m_x(x), m_G(G), m_out(out), m_team(team) {}
