@@ -119,7 +119,7 @@ def polynomials(x, second):
 
 
 def mehler(variances):
-    """The scale sqrt(rho / lambda) of coordinates, rho and the constant of hermite_features.hpp."""
+    """The scale sqrt(rho / lambda) of coordinates, rho and the constant of hermite_features()."""
     root = 1 + (1 + 4 * variances**2).sqrt()
     rho = 2 * variances / root
     return (2 / root).sqrt(), rho, (1 - rho**2).log().sum(-1) / 4

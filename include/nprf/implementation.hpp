@@ -27,8 +27,7 @@
 #include "nprf/reference/kernelized_attention_definition.hpp"
 #include "nprf/reference/softmax_attention_definition.hpp"
 #include "nprf/toeplitz/contract_definition.hpp"
-#include "nprf/toeplitz/direct/backward_tile.hpp"
-#include "nprf/toeplitz/direct/forward_tile.hpp"
+#include "nprf/toeplitz/direct/tiled_product.hpp"
 #include "nprf/toeplitz/product.hpp"
 
 /// The code that nprf's headers only declare with NPRF_SEPARATE=1. A program of several files then compiles it once:

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/calibration/calibrate.hpp"
 
+#include <Eigen/Eigenvalues>
 #include <cmath>
 #include <limits>
 #include <sstream>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "nprf/attention/attention.hpp"
+#include "nprf/calibration/calibrate_definition.hpp"
 #include "nprf/position/alibi.hpp"
 #include "nprf/position/grid.hpp"
 #include "nprf/position/relative.hpp"

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "nprf/attention/attention.hpp"
-#include "nprf/calibration/hermite_features.hpp"
+#include "nprf/calibration/calibrate_definition.hpp"
 #include "nprf/feature_map/balance.hpp"
 #include "nprf/position/alibi.hpp"
 #include "support/catch.hpp"

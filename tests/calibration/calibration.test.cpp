@@ -6,7 +6,7 @@
 #include <sstream>
 #include <string>
 
-#include "nprf/calibration/hermite_features.hpp"
+#include "nprf/calibration/calibrate_definition.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
 #include "support/throws.hpp"

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "nprf/calibration/hermite_features.hpp"
+#include "nprf/calibration/calibrate_definition.hpp"
 #include "nprf/core/threads.hpp"
 #include "support/catch.hpp"
 #include "support/error.hpp"

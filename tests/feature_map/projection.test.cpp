@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "feature_map/statistics.hpp"
+#include "nprf/feature_map/projection_definition.hpp"
 #include "support/catch.hpp"
 #include "support/throws.hpp"
 

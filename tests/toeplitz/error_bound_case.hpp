@@ -11,8 +11,8 @@
 
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
-#include "nprf/toeplitz/fft/backward_error_bound.hpp"
-#include "nprf/toeplitz/gradients.hpp"
+#include "nprf/toeplitz/factors.hpp"
+#include "nprf/toeplitz/fft/error_bound.hpp"
 #include "nprf/toeplitz/product.hpp"
 #include "support/product.hpp"
 #include "support/random.hpp"

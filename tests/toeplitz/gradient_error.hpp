@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "nprf/toeplitz/gradients.hpp"
+#include "nprf/toeplitz/factors.hpp"
 #include "support/product.hpp"
 
 /// The tolerances of the gradients of each engine.

@@ -9,7 +9,7 @@
 
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
-#include "nprf/toeplitz/gradients.hpp"
+#include "nprf/toeplitz/factors.hpp"
 #include "support/catch.hpp"
 #include "support/product.hpp"
 #include "support/random.hpp"

@@ -8,9 +8,8 @@
 #include <span>
 
 #include "nprf/attention/exact/exact_pairs.hpp"
-#include "nprf/attention/exact/finite_rows.hpp"
 #include "nprf/attention/exact/softmax_rows.hpp"
-#include "nprf/attention/fallback/non_finite_gradients.hpp"
+#include "nprf/attention/fallback/non_finite.hpp"
 #include "nprf/attention/fallback/row_error_bound.hpp"
 #include "nprf/attention/fallback/row_recompute.hpp"
 #include "nprf/attention/head.hpp"

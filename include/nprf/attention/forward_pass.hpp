@@ -20,7 +20,6 @@
 #include "nprf/attention/saved.hpp"
 #include "nprf/attention/saved_storage.hpp"
 #include "nprf/attention/scaling/key_log_scales.hpp"
-#include "nprf/attention/scaling/scaled_values.hpp"
 #include "nprf/attention/scaling/value_scaling.hpp"
 #include "nprf/core/lag_problem.hpp"
 #include "nprf/core/lag_range.hpp"

@@ -76,7 +76,7 @@ HeadsCalibration<T> calibrate_heads(std::type_identity_t<HeadsView<const T>> q,
 ///     Attention attention(calibration.features, position, {.near = 32});
 ///     calibration.softmax_error;   // the relative error of y that can be expected
 ///
-/// The maps that are compared are Hermite features (hermite_features.hpp) with more and more features: of first order,
+/// The maps that are compared are Hermite features with more and more features: of first order,
 /// then of second order too. Errors against exact softmax are estimated by cross-validation within the first half of
 /// the sample: each of its halves is compared, with constants from the other, and the relative error of a row is capped
 /// at 1. The map of least error is chosen, with fewer features if more lower the error by less than a hundredth. Its

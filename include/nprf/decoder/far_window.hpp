@@ -16,7 +16,6 @@
 #include "nprf/decoder/running_sums.hpp"
 #include "nprf/decoder/token_ring.hpp"
 #include "nprf/decoder/window_kernels.hpp"
-#include "nprf/decoder/window_plan.hpp"
 #include "nprf/fft/lanes.hpp"
 #include "nprf/toeplitz/fft/convolution_error.hpp"
 #include "nprf/toeplitz/fft/error_bound.hpp"

@@ -3,8 +3,7 @@
 
 #include <cstddef>
 
-#include "nprf/attention/batch/check_finite.hpp"
-#include "nprf/attention/check_arrays.hpp"
+#include "nprf/attention/batch/check_arrays.hpp"
 #include "nprf/attention/heads_view.hpp"
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/segments.hpp"

@@ -12,7 +12,6 @@
 #include "nprf/decoder/step_bias.hpp"
 #include "nprf/decoder/token_ring.hpp"
 #include "nprf/decoder/window_kernels.hpp"
-#include "nprf/decoder/window_plan.hpp"
 
 namespace nprf {
 

@@ -11,7 +11,7 @@
 
 namespace nprf {
 
-/// How a decoder chooses the windows of its online convolution (window_plan.hpp).
+/// How a decoder chooses the windows of its online convolution (window_kernels.hpp).
 struct WindowOptions {
   Index size = -1;    // of all windows; 0: no windows; -1: chosen by cost
   double memory = 1;  // the most that windows chosen by cost may take, relative to the memory of the stored tokens

@@ -5,18 +5,119 @@
 #include <cmath>
 #include <limits>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "nprf/core/error.hpp"
 #include "nprf/core/gemm.hpp"
+#include "nprf/core/lag_bias.hpp"
 #include "nprf/core/resize.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/threads.hpp"
-#include "nprf/reference/bias_rows.hpp"
+#include "nprf/position/position.hpp"
+#include "nprf/position/position_view.hpp"
 #include "nprf/reference/softmax_attention.hpp"
 
 namespace nprf::reference {
+
+/// The biases b(i, j) of exact attention; -infinity for keys that the causal direction masks.
+///
+///     auto tile = biases.tile(i0, rows, end);   // rows i0..i0+rows-1 and the keys before `end`
+///     tile.row(i, j0, cols)                     // the biases of row i0 + i and the keys j0..j0+cols-1
+///
+/// Those of a tile, or of a whole placed position, are relative to the largest of them, or to a larger bias, so that a
+/// constant added to b costs no precision.
+template <Real T>
+class BiasRows {
+ public:
+  /// Query i has position i + offset. Throws InvalidArgument unless n_q and n_k are the number of tokens of a position
+  /// that assigns slots to them, and the offset is 0.
+  BiasRows(const PositionView<T>& position, Direction direction, Index n_q, Index n_k, Index offset = 0)
+      : m_position(position), m_causal(direction == Direction::causal), m_n_q(n_q) {
+    if (position.is_placed())
+      place(n_k, offset);
+    else
+      set_lags(n_k, offset);
+  }
+
+  /// Whether a bias is -infinity.
+  bool any_masked() const { return m_any_masked; }
+
+  class Tile {
+   public:
+    Tile(const BiasRows& all, Index i0, Index rows, Vector<T> window)
+        : m_all(all), m_i0(i0), m_rows(rows), m_values(std::move(window)) {}
+
+    Eigen::Map<const Eigen::Array<T, 1, Eigen::Dynamic>> row(Index i, Index j0, Index cols) {
+      if (!m_all.m_position.is_placed()) return {m_values.data() + (m_rows - 1 + j0 - i), cols};
+      resize(m_values, cols);
+      m_all.fill(m_i0 + i, j0, m_values);
+      return {m_values.data(), cols};
+    }
+
+   private:
+    const BiasRows& m_all;
+    Index m_i0, m_rows;
+    Vector<T> m_values;  // of the lags of the tile; of a placed position those of the last row
+  };
+
+  Tile tile(Index i0, Index rows, Index end) const {
+    if (m_position.is_placed()) return {*this, i0, rows, {}};
+    const auto window = m_b.segment(m_n_q - i0 - rows, rows + end - 1).array();
+    const double largest = end > 0 ? window.maxCoeff() : minus_infinity<double>;
+    return {*this, i0, rows, (window - (largest > minus_infinity<double> ? largest : 0)).template cast<T>()};
+  }
+
+ private:
+  template <Real S>
+  static constexpr S minus_infinity = -std::numeric_limits<S>::infinity();
+
+  void set_lags(Index n_k, Index offset) {
+    m_b.resize(std::max<Index>(m_n_q + n_k - 1, 0));
+    for (Index l = 0; l < m_b.size(); ++l) {
+      const Index lag = l - (m_n_q - 1) - offset;
+      m_b[l] = m_causal && lag > 0 ? minus_infinity<double> : m_position.bias()[lag];
+    }
+    m_any_masked = (m_b.array() == minus_infinity<double>).any();
+  }
+
+  void place(Index n_k, Index offset) {
+    require(offset == 0, "offset: expected 0 for a position that assigns slots, got ", offset);
+    require(m_n_q == m_position.tokens() && n_k == m_n_q, "queries and keys: expected ", m_position.tokens(),
+            " rows each (the position's tokens), got ", m_n_q, " and ", n_k);
+    const auto& table = m_position.bias().table;
+    const Matrix<T>& extra = m_position.extra();
+    m_largest = std::max(table.maxCoeff(), extra.size() > 0 ? extra.maxCoeff() : minus_infinity<T>);
+    if (m_largest == minus_infinity<T>) m_largest = 0;
+    m_any_masked = m_causal || (table.array() == minus_infinity<T>).any() || (extra.array() == minus_infinity<T>).any();
+    m_slot.resize(n_k - extra.rows());
+    for (Index cell = 0; cell < m_slot.size(); ++cell) m_slot[cell] = m_position.slot(cell);
+  }
+
+  // sets row to the biases of a query and the keys j0, j0 + 1, ... of a placed position
+  void fill(Index query, Index j0, Vector<T>& row) const {
+    const Matrix<T>& extra = m_position.extra();
+    const Index E = extra.rows(), cols = row.size(), outside = std::clamp<Index>(E - j0, 0, cols);
+    const LagBias<T>& b = m_position.bias();
+    for (Index j = 0; j < outside; ++j) row[j] = static_cast<T>(m_position.bias_between(query, j0 + j, 0)) - m_largest;
+    if (query < E) {
+      row.tail(cols - outside).setConstant(extra(query, 0) - m_largest);
+    } else {
+      const T* table = b.table.data() - b.first - m_slot[query - E];
+      for (Index j = outside; j < cols; ++j) row[j] = table[m_slot[j0 + j - E]] - m_largest;
+    }
+    if (m_causal)
+      for (Index j = std::max<Index>(query + 1 - j0, 0); j < cols; ++j) row[j] = minus_infinity<T>;
+  }
+
+  PositionView<T> m_position;
+  bool m_causal, m_any_masked = false;
+  Index m_n_q;
+  Vector<double> m_b;    // the bias of lag l at l + n_q - 1 + offset
+  T m_largest = 0;       // of a placed position
+  Vector<Index> m_slot;  // the slot of each of its cells
+};
 
 namespace detail {
 

@@ -10,7 +10,6 @@
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/toeplitz/factors.hpp"
-#include "nprf/toeplitz/gradients.hpp"
 #include "nprf/toeplitz/product.hpp"
 #include "nprf/toeplitz/recompute/checked_gradients.hpp"
 

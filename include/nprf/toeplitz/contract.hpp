@@ -5,7 +5,7 @@
 
 #include "nprf/core/lag_weights.hpp"
 #include "nprf/core/types.hpp"
-#include "nprf/toeplitz/gradients.hpp"
+#include "nprf/toeplitz/factors.hpp"
 
 namespace nprf::toeplitz {
 

@@ -10,7 +10,6 @@
 #include "nprf/core/team.hpp"
 #include "nprf/toeplitz/cost.hpp"
 #include "nprf/toeplitz/factors.hpp"
-#include "nprf/toeplitz/gradients.hpp"
 
 /// The concept of an engine: a class that computes Y = ((A B^T) o C) U and its gradients for one set of weights, and
 /// states its properties. To add one, write a class that models ToeplitzEngine and add it to EngineList (engines.hpp).

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
+
+#include "nprf/core/shapes.hpp"
 #include "nprf/core/slots.hpp"
+#include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 
 namespace nprf::toeplitz {
@@ -43,5 +47,96 @@ struct Factors {
             key_log_scales ? key_log_scales + keys.outside : nullptr};
   }
 };
+
+/// The gradients of Y = ((A B^T) o C) U for G = dL/dY. Each is the same product with the roles exchanged:
+///
+///     dA = ((G U^T) o C) B    dB = ((U G^T) o C^T) A    dU = ((B A^T) o C^T) G
+///     dc[l] = sum over j - i = l of (A_i.B_j)(G_i.U_j)
+///
+/// Outside the support of c an engine may leave dc zero. The gradients of the parameters of a linear bias depend only
+/// on the sums of c dc and of k c dc over the lags e + k of a tail (lag_weights.hpp). So in a tail an engine may set dc
+/// at two lags only, to values that give these two sums.
+template <Real T>
+struct Gradients {
+  explicit Gradients(const ProductShape& shape)
+      : dA(Matrix<T>::Zero(shape.n_q, shape.r)),
+        dB(Matrix<T>::Zero(shape.n_k, shape.r)),
+        dU(Matrix<T>::Zero(shape.n_k, shape.p)),
+        dc(Vector<T>::Zero(std::max<Index>(shape.n_q + shape.n_k - 1, 0))) {}
+
+  Matrix<T> dA, dB, dU;  // (n_q,r) (n_k,r) (n_k,p)
+  Vector<T> dc;          // of the lag l at l + n_q - 1
+};
+
+/// The gradients in the caller's storage; dc may be empty, if it is not requested.
+template <Real T>
+struct GradientRefs {
+  MatrixRef<T> dA, dB, dU;
+  Eigen::Ref<Vector<T>> dc;
+
+  void set_zero() {
+    dA.setZero();
+    dB.setZero();
+    dU.setZero();
+    dc.setZero();
+  }
+};
+
+/// The sums that the gradients of keys and lags are compared with, in the caller's storage. For positive sizes s_i, one
+/// for each query,
+///
+///     keys_j = sum_i c[j-i] (A_i.B_j) s_i    lags_l = sum over j - i = l of (A_i.B_j) s_i
+///
+/// They are computed by the same engine, as the dU and dc of one more column: ones after U, and the sizes after G. The
+/// last column of U must be ones, and that of G no larger than the sizes: these two may share their rounding errors in
+/// dB, dU and dc, but not in dA.
+template <Real T>
+struct GradientSizes {
+  const T* rows = nullptr;  // (n_q)
+  T* keys = nullptr;        // (n_k)
+  T* lags = nullptr;        // (n_q + n_k - 1) of all lags of the slots
+
+  explicit operator bool() const { return rows != nullptr; }
+};
+
+/// [U 1] (n,p+1): the denominators of attention are the product for a column of ones.
+template <Real T>
+MatrixMap<T> with_ones(const MatrixView<T>& U, const Team& team) {
+  auto all = team.workspace().template matrix<T>(U.rows(), U.cols() + 1);
+  team.run_tiles(U.rows(), [&](Index i0, Index rows, Workspace&) {
+    all.block(i0, 0, rows, U.cols()) = U.middleRows(i0, rows);
+    all.block(i0, U.cols(), rows, 1).setOnes();
+  });
+  return all;
+}
+
+/// sums (n_q) as a column.
+template <Real T>
+Eigen::Map<Matrix<T>, 0, Eigen::OuterStride<>> as_column(T* sums, Index n_q) {
+  return {sums, n_q, 1, Eigen::OuterStride<>(1)};
+}
+
+/// sums (n_q) = ((A B^T) o C) 1, as a separate product.
+template <class E, Real T>
+void contract_ones(const E& engine, const Factors<T>& x, const Team& team, T* sums) {
+  const Workspace::Scope scope(team.workspace());
+  auto ones = team.workspace().template matrix<T>(x.U.rows(), 1);
+  ones.setOnes();
+  engine.contract(x.with_values(ones), as_column(sums, x.A.rows()), team);
+}
+
+/// [Y sums] = ((A B^T) o C) [U 1], one product of p + 1 columns.
+template <class E, Real T>
+void contract_with_ones(const E& engine, const Factors<T>& x, MatrixRef<T>& Y, const Team& team, T* sums) {
+  Workspace& workspace = team.workspace();
+  const Workspace::Scope scope(workspace);
+  const Index n_q = x.A.rows(), p = x.U.cols();
+  auto all = workspace.template matrix<T>(n_q, p + 1);
+  engine.contract(x.with_values(with_ones<T>(x.U, team)), all, team);
+  team.run_tiles(n_q, [&](Index i0, Index rows, Workspace&) {
+    Y.middleRows(i0, rows) = all.block(i0, 0, rows, p);
+    as_column(sums, n_q).middleRows(i0, rows) = all.block(i0, p, rows, 1);
+  });
+}
 
 }  // namespace nprf::toeplitz

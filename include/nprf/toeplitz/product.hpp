@@ -13,8 +13,6 @@
 #include "nprf/toeplitz/engine.hpp"
 #include "nprf/toeplitz/engines.hpp"
 #include "nprf/toeplitz/factors.hpp"
-#include "nprf/toeplitz/gradients.hpp"
-#include "nprf/toeplitz/ones.hpp"
 #include "nprf/toeplitz/plan/choose.hpp"
 
 /// The product that attention and its gradients are computed by:  Y = ((A B^T) o C) U,  C[i,j] = c[j-i].

@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "nprf/attention/exact/near_biases.hpp"
+#include "nprf/attention/exact/field_biases.hpp"
 #include "nprf/attention/weights/prepared_position.hpp"
 #include "nprf/position/relative.hpp"
 #include "support/attention.hpp"

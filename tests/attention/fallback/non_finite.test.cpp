@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "nprf/attention/attention.hpp"
-#include "nprf/calibration/hermite_features.hpp"
+#include "nprf/calibration/calibrate_definition.hpp"
 #include "nprf/feature_map/elu.hpp"
 #include "nprf/feature_map/paper_names.hpp"
 #include "nprf/feature_map/taylor.hpp"

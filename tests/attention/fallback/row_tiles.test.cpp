@@ -5,7 +5,7 @@
 #include <cmath>
 #include <vector>
 
-#include "nprf/attention/fallback/double_row.hpp"
+#include "nprf/attention/fallback/row_recompute.hpp"
 #include "nprf/position/position.hpp"
 #include "nprf/position/relative.hpp"
 #include "support/attention.hpp"

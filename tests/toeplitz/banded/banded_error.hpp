@@ -9,7 +9,7 @@
 
 #include "nprf/core/lag_bias.hpp"
 #include "nprf/core/lag_weights.hpp"
-#include "nprf/toeplitz/gradients.hpp"
+#include "nprf/toeplitz/factors.hpp"
 #include "support/error.hpp"
 #include "support/product.hpp"
 #include "support/random.hpp"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "nprf/attention/backward_pass.hpp"
-#include "nprf/attention/batch/check_finite.hpp"
+#include "nprf/attention/batch/check_arrays.hpp"
 #include "nprf/attention/batch/find_segments.hpp"
 #include "nprf/attention/batch/head_models.hpp"
 #include "nprf/attention/forward_pass.hpp"
@@ -19,7 +19,7 @@
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/saved.hpp"
 #include "nprf/attention/segments.hpp"
-#include "nprf/attention/weights/prepared_segments.hpp"
+#include "nprf/attention/weights/prepared_position.hpp"
 #include "nprf/core/row_quotient.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"

@@ -5,11 +5,10 @@
 #include <type_traits>
 
 #include "nprf/attention/exact/exact_field.hpp"
-#include "nprf/attention/exact/finite_rows.hpp"
-#include "nprf/attention/exact/near_biases.hpp"
-#include "nprf/attention/exact/sink_biases.hpp"
+#include "nprf/attention/exact/field_biases.hpp"
 #include "nprf/attention/exact/softmax_difference.hpp"
 #include "nprf/attention/exact/softmax_rows.hpp"
+#include "nprf/attention/fallback/non_finite.hpp"
 #include "nprf/attention/fallback/row_error_bound.hpp"
 #include "nprf/core/lag_problem.hpp"
 #include "nprf/core/slots.hpp"
@@ -17,6 +16,20 @@
 #include "nprf/core/types.hpp"
 
 namespace nprf {
+
+/// x (n,d), or a copy in the team's workspace in which rows that are not finite are zero: scores of such a row would
+/// be NaN even where it has the weight 0. O(n d).
+template <Real T>
+MatrixView<T> finite_rows(const MatrixView<T>& x, const Team& team) {
+  Index i = 0;
+  while (i < x.rows() && is_finite_row(x.row(i))) ++i;
+  if (i == x.rows()) return x;
+  auto finite = team.workspace().template matrix<T>(x.rows(), x.cols());
+  finite = x;
+  for (; i < x.rows(); ++i)
+    if (!is_finite_row(x.row(i))) finite.row(i).setZero();
+  return finite;
+}
 
 /// Calls use(field) for the sinks and for the near field of a problem, if it has them, with an ExactField of normalised
 /// queries q (n_q,d) and keys k (n_k,d).

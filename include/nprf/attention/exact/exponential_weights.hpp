@@ -12,16 +12,13 @@
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/core/workspace.hpp"
-#include "nprf/toeplitz/direct/backward_tile.hpp"
-#include "nprf/toeplitz/direct/tile_weights.hpp"
 #include "nprf/toeplitz/direct/tiled_product.hpp"
 #include "nprf/toeplitz/factors.hpp"
-#include "nprf/toeplitz/gradients.hpp"
 
 namespace nprf {
 
 /// The weights exp(s_ij + b_ij + a_i) of pairs, with scores s_ij = q_i.k_j and constants a_i and f_i of each query. As
-/// the weights C of a tiled product of scores S (toeplitz/direct/backward_tile.hpp) they replace S by f: with
+/// the weights C of a tiled product of scores S (toeplitz/direct/tiled_product.hpp) they replace S by f: with
 /// C = exp(S + b + a) the gradients of C U by S are those of (S o C) U at S = 1. The gradients of keys, values and
 /// biases are multiplied by f_i, but not those of queries, which could underflow.
 template <Real T>

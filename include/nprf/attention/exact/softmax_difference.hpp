@@ -9,7 +9,7 @@
 #include <span>
 
 #include "nprf/core/types.hpp"
-#include "nprf/feature_map/philox.hpp"
+#include "nprf/feature_map/normal.hpp"
 
 namespace nprf {
 

@@ -7,7 +7,7 @@
 
 #include "nprf/attention/exact/exponential_weights.hpp"
 #include "nprf/attention/exact/softmax_tile.hpp"
-#include "nprf/attention/fallback/row_subset.hpp"
+#include "nprf/attention/fallback/row_tiles.hpp"
 #include "nprf/attention/weights/pair_bias.hpp"
 #include "nprf/core/lag_problem.hpp"
 #include "nprf/core/slots.hpp"

@@ -5,19 +5,48 @@
 #include <limits>
 #include <span>
 
-#include "nprf/attention/fallback/row_subset.hpp"
 #include "nprf/attention/weights/pair_bias.hpp"
 #include "nprf/core/block_product.hpp"
 #include "nprf/core/pack.hpp"
 #include "nprf/core/team.hpp"
-#include "nprf/toeplitz/direct/backward_tile.hpp"
-#include "nprf/toeplitz/direct/forward_tile.hpp"
-#include "nprf/toeplitz/direct/tile_weights.hpp"
+#include "nprf/core/types.hpp"
 #include "nprf/toeplitz/direct/tiled_product.hpp"
 #include "nprf/toeplitz/factors.hpp"
-#include "nprf/toeplitz/gradients.hpp"
 
 namespace nprf {
+
+/// A subset of the queries, and its rows of matrices that have a row for each query.
+class RowSubset {
+ public:
+  /// The queries with these indices, increasing.
+  RowSubset(std::span<const Index> indices, const Team& team) : m_indices(indices), m_team(team) {}
+
+  Index count() const { return static_cast<Index>(m_indices.size()); }
+  /// The index of the i-th query of the subset among all queries.
+  Index index(Index i) const { return m_indices[static_cast<std::size_t>(i)]; }
+
+  /// A copy of their rows of x.
+  template <Real T>
+  MatrixMap<T> of(const MatrixView<T>& x) const {
+    auto rows = m_team.workspace().matrix<T>(count(), x.cols());
+    m_team.run_tiles(count(), [&](Index i0, Index n, Workspace&) {
+      for (Index i = i0; i < i0 + n; ++i) rows.row(i) = x.row(index(i));
+    });
+    return rows;
+  }
+
+  /// Copies `rows` to their rows of x.
+  template <Real T>
+  void put(const MatrixView<T>& rows, MatrixRef<T> x) const {
+    m_team.run_tiles(count(), [&](Index i0, Index n, Workspace&) {
+      for (Index i = i0; i < i0 + n; ++i) x.row(index(i)) = rows.row(i);
+    });
+  }
+
+ private:
+  std::span<const Index> m_indices;
+  const Team& m_team;
+};
 
 /// The weights exp(b_ij - max_j b_ij) of some rows of attention. Runs and chunks of keys begin at the same keys
 /// whichever rows a tile has, so that no bit of a row depends on the others.

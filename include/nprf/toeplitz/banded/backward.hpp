@@ -7,12 +7,11 @@
 #include "nprf/core/gemm.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
-#include "nprf/toeplitz/banded/decomposition.hpp"
+#include "nprf/toeplitz/banded/exponential_tail.hpp"
 #include "nprf/toeplitz/banded/tail_states.hpp"
-#include "nprf/toeplitz/direct/backward_tile.hpp"
+#include "nprf/toeplitz/direct/tiled_product.hpp"
 #include "nprf/toeplitz/direct/toeplitz_weights.hpp"
 #include "nprf/toeplitz/factors.hpp"
-#include "nprf/toeplitz/gradients.hpp"
 
 namespace nprf::toeplitz {
 

@@ -12,13 +12,12 @@
 #include "nprf/core/team.hpp"
 #include "nprf/fft/lanes.hpp"
 #include "nprf/toeplitz/banded/backward.hpp"
-#include "nprf/toeplitz/banded/decomposition.hpp"
+#include "nprf/toeplitz/banded/exponential_tail.hpp"
 #include "nprf/toeplitz/banded/tail_states.hpp"
 #include "nprf/toeplitz/direct/tiled_product.hpp"
 #include "nprf/toeplitz/direct/toeplitz_weights.hpp"
 #include "nprf/toeplitz/engine.hpp"
 #include "nprf/toeplitz/factors.hpp"
-#include "nprf/toeplitz/gradients.hpp"
 
 namespace nprf::toeplitz {
 
@@ -106,7 +105,7 @@ class BandedEngine {
   }
 
   /// The gradients for G (n_q,p) = dL/dY; out.dc may be empty. In a tail, dc of two lags stands for all
-  /// (gradients.hpp).
+  /// (factors.hpp).
   void gradients(const Factors<T>& x, const MatrixView<T>& G, GradientRefs<T> out, const GradientSizes<T>&,
                  const Team& team) const {
     if (m_weights.constant != T(0) && out.dc.size() == 0) return gradients_of_constant(x, G, out, team);

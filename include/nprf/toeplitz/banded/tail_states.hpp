@@ -3,13 +3,130 @@
 
 #include <algorithm>
 
+#include "nprf/core/compensated_sum.hpp"
 #include "nprf/core/gemm.hpp"
 #include "nprf/core/long_sums.hpp"
 #include "nprf/core/team.hpp"
-#include "nprf/toeplitz/banded/compensated_scan.hpp"
+#include "nprf/core/types.hpp"
 #include "nprf/toeplitz/banded/exponential_tail.hpp"
 
 namespace nprf::toeplitz {
+
+/// Windows of consecutive tiles, whose running sums fit into a cache together.
+struct Windows {
+  Index tiles, size;
+
+  /// For running sums of `scalars` numbers a tile.
+  static Windows of(Index tiles, Index scalars) {
+    constexpr Index in_cache = Index{1} << 17;
+    return {tiles, std::clamp<Index>(in_cache / std::max<Index>(scalars, 1), 16, 256)};
+  }
+
+  Index count() const { return (tiles + size - 1) / size; }
+  Index begin(Index window) const { return window * size; }
+  Index end(Index window) const { return std::min(tiles, (window + 1) * size); }
+};
+
+/// The running sums of matrices X_I (rows,cols), one for each tile,
+///
+///     S_I = exp(slope d_I) S_{I-1} + X_I      from the first tile on,   or
+///     S_I = exp(slope d_I) S_{I+1} + X_I      from the last one on,
+///
+/// one window of tiles at a time, from the first window on. Sums from the last tile on are computed by a pass from the
+/// last tile, not as a difference, which would cancel. So with several windows each X_I but those of the first window
+/// is computed twice. The sums are Kahan-compensated (1965), so that errors do not grow with the number of tiles.
+/// Memory O(rows cols (tiles of a window + windows)).
+template <Real T>
+class CompensatedScan {
+ public:
+  enum class From { first, last };
+
+  /// Its memory is in the workspace.
+  CompensatedScan(From from, const Windows& windows, Index rows, Index cols, double slope, Workspace& workspace)
+      : m_from(from),
+        m_windows(windows),
+        m_rows(rows),
+        m_cols(cols),
+        m_stride((rows * cols + line - 1) / line * line),
+        m_slope(slope),
+        m_sums(workspace.take<T>((std::min(windows.size, windows.tiles) + 1) * m_stride)),
+        m_decays(workspace.take<Decay<T>>(windows.size)),
+        m_compensation(workspace.take<T>(m_stride)),
+        m_carries(from == From::last ? workspace.take<T>(windows.count() * 2 * m_stride) : nullptr) {}
+
+  /// To be called first. add(I, S, scratch) adds X_I to S (rows,cols); distance(I) is d_I >= 0.
+  template <class Add, class Distance>
+  void prepare(const Team& team, Add&& add, Distance&& distance) {
+    if (m_from == From::first) return;
+    const Index last = m_windows.count() - 1;
+    if (last >= 0) std::fill_n(carry(last), 2 * m_stride, T(0));
+    for (Index window = last; window > 0; --window) {
+      fill(window, team, add, distance);
+      T* compensation = std::copy_n(sum(m_windows.begin(window)), m_stride, carry(window - 1));
+      std::copy_n(m_compensation, m_stride, compensation);
+    }
+  }
+
+  /// Computes the sums of the tiles of a window; to be called for one window after the other.
+  template <class Add, class Distance>
+  void fill(Index window, const Team& team, Add&& add, Distance&& distance) {
+    const Index begin = m_windows.begin(window), end = m_windows.end(window);
+    if (m_from == From::last) {
+      std::copy_n(carry(window), m_stride, m_sums + (end - begin) * m_stride);
+      std::copy_n(carry(window) + m_stride, m_stride, m_compensation);
+    } else if (window > 0) {
+      std::copy_n(m_sums + m_windows.size * m_stride, m_stride, m_sums);
+    } else {
+      std::fill_n(m_sums, m_stride, T(0));
+      std::fill_n(m_compensation, m_stride, T(0));
+    }
+    m_begin = begin;
+    team.run(end - begin, [&](Index task, Workspace& scratch) {
+      std::fill_n(sum(begin + task), m_stride, T(0));
+      add(begin + task, at(begin + task), scratch);
+    });
+    for (Index I = begin; I < end; ++I) m_decays[I - begin] = decay_of<T>(m_slope * static_cast<double>(distance(I)));
+    constexpr Index piece = 1024;
+    team.run((m_stride + piece - 1) / piece, [&](Index task, Workspace&) {
+      const Index from = task * piece, count = std::min(piece, m_stride - from);
+      T* compensation = m_compensation + from;
+      for (Index step = 0; step < end - begin; ++step) {
+        const Index I = m_from == From::first ? begin + step : end - 1 - step;
+        const auto [whole, part] = m_decays[I - begin];
+        T* s = sum(I) + from;
+        const T* before = sum(m_from == From::first ? I - 1 : I + 1) + from;
+        NPRF_INDEPENDENT_ITERATIONS
+        for (Index k = 0; k < count; ++k) {
+          const T more = s[k] + (part * (before[k] + compensation[k]) + whole * compensation[k]);
+          s[k] = fast_two_sum(whole * before[k], more, compensation[k]);
+        }
+      }
+    });
+  }
+
+  /// S_I (rows,cols) of the tiles of the window, and of the tile before them in the order of the sum; zeros if there is
+  /// none.
+  MatrixMap<T> at(Index I) const { return MatrixMap<T>(sum(I), m_rows, m_cols); }
+
+ private:
+  static constexpr Index line =
+      64 / static_cast<Index>(sizeof(T));  // scalars of a cache line, to which sums are aligned
+
+  T* sum(Index I) const { return m_sums + (I - m_begin + (m_from == From::first ? 1 : 0)) * m_stride; }
+
+  // (2,m_stride)  the sum of the next window, and its compensation
+  T* carry(Index window) const { return m_carries + window * 2 * m_stride; }
+
+  From m_from;
+  Windows m_windows;
+  Index m_rows, m_cols, m_stride;
+  double m_slope;
+  Index m_begin = 0;   // of the window
+  T* m_sums;           // (tiles of a window + 1,m_stride)
+  Decay<T>* m_decays;  // (tiles of a window): exp(slope d_I)
+  T* m_compensation;   // (m_stride)  the compensation of the last sum
+  T* m_carries;        // (windows,2,m_stride)
+};
 
 /// Rows i0..i0+rows-1 of X (n,r), row i times factor(i), in scratch memory.
 template <Real T, class Factor>

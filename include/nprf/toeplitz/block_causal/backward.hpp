@@ -12,7 +12,6 @@
 #include "nprf/toeplitz/fft/backward.hpp"
 #include "nprf/toeplitz/fft/signal_layout.hpp"
 #include "nprf/toeplitz/fft/spectral_ops.hpp"
-#include "nprf/toeplitz/gradients.hpp"
 
 namespace nprf::toeplitz {
 

@@ -10,7 +10,6 @@
 #include "nprf/toeplitz/block_causal/levels.hpp"
 #include "nprf/toeplitz/block_causal/running_key_max.hpp"
 #include "nprf/toeplitz/factors.hpp"
-#include "nprf/toeplitz/gradients.hpp"
 
 namespace nprf::toeplitz {
 

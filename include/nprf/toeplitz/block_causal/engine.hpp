@@ -9,7 +9,6 @@
 #include "nprf/core/team.hpp"
 #include "nprf/fft/lanes.hpp"
 #include "nprf/toeplitz/block_causal/backward.hpp"
-#include "nprf/toeplitz/block_causal/backward_error_bound.hpp"
 #include "nprf/toeplitz/block_causal/diagonal_blocks.hpp"
 #include "nprf/toeplitz/block_causal/error_bound.hpp"
 #include "nprf/toeplitz/block_causal/levels.hpp"
@@ -18,10 +17,7 @@
 #include "nprf/toeplitz/engine.hpp"
 #include "nprf/toeplitz/factors.hpp"
 #include "nprf/toeplitz/fft/signal_layout.hpp"
-#include "nprf/toeplitz/fft/slot_gradients.hpp"
 #include "nprf/toeplitz/fft/spectral_ops.hpp"
-#include "nprf/toeplitz/gradients.hpp"
-#include "nprf/toeplitz/ones.hpp"
 
 namespace nprf::toeplitz {
 

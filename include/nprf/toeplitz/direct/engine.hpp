@@ -13,7 +13,6 @@
 #include "nprf/toeplitz/direct/toeplitz_weights.hpp"
 #include "nprf/toeplitz/engine.hpp"
 #include "nprf/toeplitz/factors.hpp"
-#include "nprf/toeplitz/gradients.hpp"
 
 namespace nprf::toeplitz {
 

@@ -3,16 +3,263 @@
 
 #include <algorithm>
 
+#include "nprf/core/block_product.hpp"
 #include "nprf/core/function_ref.hpp"
 #include "nprf/core/long_sums.hpp"
 #include "nprf/core/team.hpp"
-#include "nprf/toeplitz/direct/backward_tile.hpp"
-#include "nprf/toeplitz/direct/forward_tile.hpp"
-#include "nprf/toeplitz/direct/tile_weights.hpp"
+#include "nprf/core/workspace.hpp"
 #include "nprf/toeplitz/factors.hpp"
-#include "nprf/toeplitz/gradients.hpp"
 
 namespace nprf::toeplitz {
+
+/// The pairs of a block of queries i..i+rows-1 and a run of keys j0..j0+count-1, padded to so many packs.
+struct PairBlock {
+  Index i, rows, j0, count, packs;
+};
+
+/// The weights of a block of pairs: for each query of a block, Block<T>::rows in all, those of the keys of a run.
+template <Real T>
+class WeightBlock {
+ public:
+  /// For runs of at most `most` keys, padded to whole packs.
+  WeightBlock(Index most, Workspace& scratch) : m_most(most), m_values(scratch.take<T>(Block<T>::rows * most)) {}
+
+  const T* row(Index k) const { return m_rows[k]; }
+
+  /// Row k is in this memory, which it returns.
+  T* own_row(Index k) {
+    T* values = m_values + k * m_most;
+    m_rows[k] = values;
+    return values;
+  }
+  /// Row k is where it was computed before.
+  void refer(Index k, const T* values) { m_rows[k] = values; }
+
+ private:
+  Index m_most;
+  T* m_values;
+  const T* m_rows[Block<T>::rows] = {};
+};
+
+/// The weights of pairs of queries and keys.
+template <Real T>
+class TileWeights {
+ public:
+  /// Sets the weights of a block: after its last query those of this query again, or zeros, and zeros after its last
+  /// key.
+  virtual void set(const PairBlock& of, WeightBlock<T>& c) const = 0;
+
+  /// The keys of the tile of queries i0..i0+rows-1: all that have non-zero weights. The tile reads them in runs of
+  /// `run` keys.
+  virtual RowRange keys(Index i0, Index rows, Index run) const = 0;
+
+  /// Where the chunks (long_sums.hpp) of a sum over keys begin, begin + 1, ... begin.
+  virtual Index chunk_origin(Index begin) const { return begin; }
+
+  /// For gradients, of weights that depend on the scores S (Block<T>::rows,stride) of a block: may change both.
+  virtual void replace_scores(const PairBlock&, T* /*S*/, Index /*stride*/, WeightBlock<T>&) const {}
+
+  /// May multiply the terms P o C (Block<T>::rows,stride) of the gradient of B, after those of the gradient of A.
+  virtual void multiply_by_factors(const PairBlock&, T* /*P*/, Index /*stride*/) const {}
+
+ protected:
+  ~TileWeights() = default;
+};
+
+/// Y = ((A B^T) o C) U for the queries of one tile. The scores of a block of queries and a run of keys stay in the
+/// first-level cache.
+template <Real T>
+class ForwardTile {
+ public:
+  /// The largest number of queries, which share a copy of B^T, and of keys in a run.
+  static constexpr Index rows = 22 * Block<T>::rows, keys = run_keys;
+  static_assert(keys % Pack<T>::size == 0);
+
+  /// For these queries.
+  ForwardTile(const Factors<T>& x, const TileWeights<T>& weights, RowRange queries, Workspace& scratch)
+      : m_x(x),
+        m_weights(weights),
+        m_queries(queries),
+        m_A(x.A.cols(), scratch),
+        m_Bt(x.A.cols(), keys, scratch),
+        m_U(x.U.cols(), keys, scratch),
+        m_c(keys, scratch),
+        m_S(scratch.take<T>(Block<T>::rows * keys)) {
+    m_A.set(x.A.middleRows(queries.begin, queries.size()));
+  }
+
+  /// Y (queries,p) += the terms of some keys; sums (queries) likewise for values of 1, unless it is null.
+  void add(RowRange of, MatrixRef<T> Y, T* sums) {
+    for (Index j0 = of.begin; j0 < of.end; j0 += keys) add_run(j0, std::min(keys, of.end - j0), Y, sums);
+  }
+
+ private:
+  void add_run(Index j0, Index cols, MatrixRef<T>& Y, T* sums);
+
+  // whether the block can be skipped, as one above the diagonal of causal attention
+  bool all_zero(Index packs) const {
+    for (Index k = 0; k < Block<T>::rows; ++k)
+      if (std::any_of(m_c.row(k), m_c.row(k) + packs * Pack<T>::size, [](T c) { return c != T(0); })) return false;
+    return true;
+  }
+
+  static T row_sum(const T* row, Index packs) {
+    Pack<T> sum = Pack<T>::all(0);
+    for (Index k = 0; k < packs; ++k) sum = sum + Pack<T>::load(row + k * Pack<T>::size);
+    return sum.sum();
+  }
+
+  const Factors<T>& m_x;
+  const TileWeights<T>& m_weights;
+  RowRange m_queries;
+  RowBlocks<T> m_A;
+  Transposed<T> m_Bt;
+  RightRows<T> m_U;
+  WeightBlock<T> m_c;
+  T* m_S;  // (block,keys)
+};
+
+// not inline, so that it can be compiled once (implementation.hpp)
+template <Real T>
+void ForwardTile<T>::add_run(Index j0, Index cols, MatrixRef<T>& Y, T* sums) {
+  const Index packs = packs_for<T>(cols), r = m_x.A.cols();
+  m_Bt.set(m_x.B.middleRows(j0, cols), packs);
+  m_U.set(m_x.U.middleRows(j0, cols));
+  for (Index i = 0; i < m_queries.size(); i += Block<T>::rows) {
+    const Index block = std::min(Block<T>::rows, m_queries.size() - i);
+    m_weights.set({m_queries.begin + i, block, j0, cols, packs}, m_c);
+    if (all_zero(packs)) continue;
+    multiply_block(r, packs, m_A.block(i), m_Bt.factor(), [&](Index k, Index j, const Pack<T>& s) {
+      weighted(s, Pack<T>::load(m_c.row(k) + j)).store(m_S + k * keys + j);  // S = (A B^T) o C  (block,cols)
+    });
+    m_U.add_product(LeftFactor<T, Step<keys>, Step<1>>{m_S, {}, {}}, block, Y.data() + i * Y.outerStride(),
+                    Y.outerStride());  // (block,p)
+    for (Index k = 0; sums && k < block; ++k) sums[i + k] += row_sum(m_S + k * keys, packs);
+  }
+}
+
+/// A query i and the keys j0..j0+count-1 of a run: the scores S = A B^T, P = G U^T and the weights C of their pairs,
+/// (count) each.
+template <Real T>
+struct PairRow {
+  Index i, j0, count;
+  const T *S, *P, *C;
+};
+
+// forward: S = A B^T, Y = (S o C) U; so with P = G U^T: dA = (P o C) B, dB = (P o C)^T A, dU = (S o C)^T G, dC = S o P
+/// The gradients of Y = ((A B^T) o C) U for the queries of one tile.
+template <Real T>
+class BackwardTile {
+ public:
+  /// The largest number of queries, and of keys in a run: their scores stay in the second-level cache.
+  static constexpr Index rows = 96, keys = 96;
+  static_assert(rows % Block<T>::rows == 0 && keys % Block<T>::rows == 0 && keys % Pack<T>::size == 0);
+
+  /// What adds to the gradient of the weights, for each query and run of keys.
+  using AddDc = FunctionRef<void(const PairRow<T>&)>;
+
+  /// For G (n_q,p) = dL/dY.
+  BackwardTile(const Factors<T>& x, const MatrixView<T>& G, const TileWeights<T>& weights, Workspace& scratch)
+      : m_x(x),
+        m_weights(weights),
+        m_G(G),
+        m_A_blocks(x.A.cols(), scratch),
+        m_G_blocks(G.cols(), scratch),
+        m_Bt(x.A.cols(), keys, scratch),
+        m_Ut(G.cols(), keys, scratch),
+        m_B(x.B.cols(), keys, scratch),
+        m_c(keys, scratch),
+        m_S(scratch.take<T>(rows * keys)),
+        m_P(scratch.take<T>(rows * keys)),
+        m_sums(scratch.take<T>(keys)) {}
+
+  /// The queries of the next calls of add().
+  void set_queries(RowRange queries) {
+    m_queries = queries;
+    m_A_blocks.set(m_x.A.middleRows(queries.begin, queries.size()));
+    m_G_blocks.set(m_G.middleRows(queries.begin, queries.size()));
+  }
+
+  /// Adds the share of these queries and some keys to out.dA (n_q,r), out.dB (n_k,r) and out.dU (n_k,p), and calls
+  /// add_dc(PairRow) for each query and run of keys.
+  void add(RowRange of, GradientRefs<T>& out, AddDc add_dc) {
+    for (Index j0 = of.begin; j0 < of.end; j0 += keys) add_run(j0, std::min(keys, of.end - j0), out, add_dc);
+  }
+
+ private:
+  void add_run(Index j0, Index cols, GradientRefs<T>& out, AddDc add_dc);
+
+  // out (cols,q) += S^T x, for x (queries,q)
+  void add_transposed_product(const T* S, const MatrixView<T>& x, MatrixRef<T> out);
+
+  const Factors<T>& m_x;
+  const TileWeights<T>& m_weights;
+  const MatrixView<T>& m_G;
+  RowBlocks<T> m_A_blocks, m_G_blocks;
+  Transposed<T> m_Bt, m_Ut;
+  RightRows<T> m_B;
+  WeightBlock<T> m_c;
+  T *m_S, *m_P;  // (rows,keys)
+  T* m_sums;     // (keys)
+  RowRange m_queries{};
+};
+
+// not inline, so that both can be compiled once (implementation.hpp)
+template <Real T>
+void BackwardTile<T>::add_run(Index j0, Index cols, GradientRefs<T>& out, AddDc add_dc) {
+  // enough packs for whole blocks of keys, which add_transposed_product() reads
+  const Index packs = packs_for<T>((cols + Block<T>::rows - 1) / Block<T>::rows * Block<T>::rows);
+  m_Bt.set(m_x.B.middleRows(j0, cols), packs);
+  m_Ut.set(m_x.U.middleRows(j0, cols), packs);
+  m_B.set(m_x.B.middleRows(j0, cols));
+  for (Index i = 0; i < m_queries.size(); i += Block<T>::rows) {
+    const Index block = std::min(Block<T>::rows, m_queries.size() - i), i0 = m_queries.begin + i;
+    T *S = m_S + i * keys, *P = m_P + i * keys;
+    multiply_block(m_x.A.cols(), packs, m_A_blocks.block(i), m_Bt.factor(),
+                   [=](Index k, Index j, const Pack<T>& s) { s.store(S + k * keys + j); });  // (block,cols)
+    multiply_block(m_G.cols(), packs, m_G_blocks.block(i), m_Ut.factor(),
+                   [=](Index k, Index j, const Pack<T>& p) { p.store(P + k * keys + j); });  // (block,cols)
+    const PairBlock pairs{i0, block, j0, cols, packs};
+    m_weights.set(pairs, m_c);
+    m_weights.replace_scores(pairs, S, keys, m_c);
+    for (Index k = 0; k < block; ++k) add_dc(PairRow<T>{i0 + k, j0, cols, S + k * keys, P + k * keys, m_c.row(k)});
+    for (Index k = 0; k < Block<T>::rows; ++k) {
+      const T* c = m_c.row(k);
+      for (T* x : {S + k * keys, P + k * keys})
+        for (Index j = 0; j < packs * Pack<T>::size; j += Pack<T>::size)
+          weighted(Pack<T>::load(x + j), Pack<T>::load(c + j)).store(x + j);
+    }
+    m_B.add_product(LeftFactor<T, Step<keys>, Step<1>>{P, {}, {}}, block, out.dA.data() + i0 * out.dA.outerStride(),
+                    out.dA.outerStride());  // (block,r)
+    m_weights.multiply_by_factors(pairs, P, keys);
+  }
+  add_transposed_product(m_P, m_x.A.middleRows(m_queries.begin, m_queries.size()),
+                         out.dB.middleRows(j0, cols));  // (cols,r)
+  add_transposed_product(m_S, m_G.middleRows(m_queries.begin, m_queries.size()),
+                         out.dU.middleRows(j0, cols));  // (cols,p)
+}
+
+template <Real T>
+void BackwardTile<T>::add_transposed_product(const T* S, const MatrixView<T>& x, MatrixRef<T> out) {
+  const Index packs = x.cols() / Pack<T>::size, cols = out.rows(), stride = out.outerStride();
+  for (Index j = 0; j < cols; j += Block<T>::rows) {
+    T* to = out.data() + j * stride;
+    multiply_block(x.rows(), packs, LeftFactor<T, Step<1>, Step<keys>>{S + j, {}, {}},
+                   RightFactor<T>::in_place(x.data(), x.outerStride()), [=](Index k, Index q, const Pack<T>& y) {
+                     T* at = to + k * stride + q;
+                     if (k < cols - j) (Pack<T>::load(at) + y).store(at);
+                   });
+  }
+  for (Index q = packs * Pack<T>::size; q < x.cols(); ++q) {  // the columns after the whole packs
+    T* sums = m_sums;
+    std::fill_n(sums, cols, T(0));
+    for (Index i = 0; i < x.rows(); ++i) {
+      const T each = x(i, q);
+      for (Index j = 0; j < cols; ++j) sums[j] += each * S[i * keys + j];
+    }
+    for (Index j = 0; j < cols; ++j) out(j, q) += sums[j];
+  }
+}
 
 /// Y = ((A B^T) o C) U and its gradients, by tiles of the n_q x n_k matrix, for any weights C. Every row is rounded
 /// relative to its own terms. Time O(n_q n_k (r + p)) for the keys that the weights return; scratch memory of one tile

@@ -7,8 +7,7 @@
 #include "nprf/core/lag_weights.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/workspace.hpp"
-#include "nprf/toeplitz/direct/backward_tile.hpp"
-#include "nprf/toeplitz/direct/tile_weights.hpp"
+#include "nprf/toeplitz/direct/tiled_product.hpp"
 #include "nprf/toeplitz/factors.hpp"
 
 /// The weights C[i,j] = c[t_j - s_i] of queries in slots s_i and keys in slots t_j, as TiledProduct reads them.

@@ -10,7 +10,6 @@
 #include "nprf/toeplitz/factors.hpp"
 #include "nprf/toeplitz/fft/signal_layout.hpp"
 #include "nprf/toeplitz/fft/spectral_ops.hpp"
-#include "nprf/toeplitz/gradients.hpp"
 
 namespace nprf::toeplitz {
 
@@ -30,7 +29,7 @@ struct GroupSignals {
 };
 
 /// One column, and up to lane_count features as lanes: the same sums, for columns that would leave most lanes empty.
-/// For GradientSizes (gradients.hpp) g is the sizes of the rows, and u the last column of U; then du and correlation
+/// For GradientSizes (factors.hpp) g is the sizes of the rows, and u the last column of U; then du and correlation
 /// are the sums of keys and lags, and there are no da and db.
 template <Real T>
 struct ColumnSignals {

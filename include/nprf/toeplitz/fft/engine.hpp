@@ -15,13 +15,9 @@
 #include "nprf/toeplitz/engine.hpp"
 #include "nprf/toeplitz/factors.hpp"
 #include "nprf/toeplitz/fft/backward.hpp"
-#include "nprf/toeplitz/fft/backward_error_bound.hpp"
 #include "nprf/toeplitz/fft/error_bound.hpp"
 #include "nprf/toeplitz/fft/signal_layout.hpp"
-#include "nprf/toeplitz/fft/slot_gradients.hpp"
 #include "nprf/toeplitz/fft/spectral_ops.hpp"
-#include "nprf/toeplitz/gradients.hpp"
-#include "nprf/toeplitz/ones.hpp"
 
 namespace nprf::toeplitz {
 

@@ -17,7 +17,6 @@
 #include "nprf/toeplitz/factors.hpp"
 #include "nprf/toeplitz/fft/engine.hpp"
 #include "nprf/toeplitz/fft/signal_layout.hpp"
-#include "nprf/toeplitz/ones.hpp"
 
 namespace nprf::toeplitz {
 

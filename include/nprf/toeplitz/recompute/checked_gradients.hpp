@@ -11,11 +11,8 @@
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/toeplitz/factors.hpp"
-#include "nprf/toeplitz/fft/backward_error_bound.hpp"
 #include "nprf/toeplitz/fft/error_bound.hpp"
-#include "nprf/toeplitz/gradients.hpp"
 #include "nprf/toeplitz/product.hpp"
-#include "nprf/toeplitz/recompute/pair_weights.hpp"
 #include "nprf/toeplitz/recompute/recomputed_gradients.hpp"
 
 namespace nprf::toeplitz {
