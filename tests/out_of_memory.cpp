@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "nprf/fft/fftw.hpp"
 #include "nprf/nprf.hpp"
 
 namespace {

@@ -152,7 +152,7 @@ TEST_CASE("calibrate: each half of the first half is compared with maps of its o
   const auto c = calibrate<double>(q, k, v, table(), {.num_features = 8, .near = 2});
   const RelativePosition<double> position = table();
   const HeadSample<double> used{{sample_tokens<double>(q, k, v, Normalization::unit(1)).half(0)},
-                                detail::sample_pairs(position, 2)};
+                                detail::sample_pairs<double>(position, 2)};
   for (const CalibrationCandidate& each : c.candidates) {
     SoftmaxDifference sum;
     for (const Index tested : {0, 1}) {
@@ -187,7 +187,7 @@ TEST_CASE("calibrate: quarters whose pairs are all near are compared with the ke
     for (const Index near : {n / 4 - 1, n / 4, n / 2 - 8}) {
       const auto c = calibrate<double>(q, k, v, position, {.num_features = 8, .near = near, .direction = direction});
       const SampleTokens<double> half = sample_tokens<double>(q, k, v, Normalization::unit(1)).half(0);
-      const HeadSample<double> used{{half}, detail::sample_pairs(position, near)};
+      const HeadSample<double> used{{half}, detail::sample_pairs<double>(position, near)};
       for (const CalibrationCandidate& each : c.candidates) {
         SoftmaxDifference sum;
         for (const Index tested : {0, 1}) {
@@ -296,7 +296,7 @@ TEST_CASE("calibrate: near cells are less than `near` rows and columns apart, an
   const GridPosition<double> grid(height, width, normal<double>(2 * height - 1, 2 * width - 1, 1),
                                   normal<double>(E, E + 2, 2));
   for (const Index near : {0, 1, 2, 3, 9}) {
-    const SamplePairs pairs = detail::sample_pairs(grid, near);
+    const SamplePairs pairs = detail::sample_pairs<double>(grid, near);
     for (Index i = 0; i < grid.tokens(); ++i)
       for (Index j = 0; j < grid.tokens(); ++j) {
         const Index rows = std::abs((i - E) / width - (j - E) / width),
@@ -418,7 +418,7 @@ TEST_CASE("calibrate: of several sequences the last ones measure the error, whol
   const auto all = calibrated();
   const SampleTokens<double> last = sample_tokens<double>(heads_view(q, 3, 1, d)(2, 0), heads_view(k, 3, 1, d)(2, 0),
                                                           heads_view(v, 3, 1, d_v)(2, 0), Normalization::unit(1));
-  const SamplePairs pairs = detail::sample_pairs(position, 2);
+  const SamplePairs pairs = detail::sample_pairs<double>(position, 2);
   CHECK(all.softmax_error == softmax_difference<double>({{last}, pairs}, all.features[0], {}).relative_error());
   q.tail(n * d) *= -2, v.tail(n * d_v).setOnes();
   CHECK(saved(calibrated().features[0]) == saved(all.features[0]));

@@ -194,10 +194,12 @@ TEST_CASE("the transforms of all groups add up to the sums over their pairs, and
             levels.multiply(level, k, count, values);
             levels.multiply_transposed(level, k, count, values + count);
           },
-          [&](Index s, Index j, const Z<T>& twisted) {
-            T* row = s < count ? &y(group.first + (s + 1) * S + j, 0) : &z(group.first + (s - count) * S + j, 0);
-            const fft::Lanes<T> t = toeplitz::real_part(twisted, level.tree->twist() + 2 * j);
-            fft::store_lanes<T>(fft::load_lanes(row) + t, row);
+          [&](Index s, Index j0, const Z<T>(&twisted)[8]) {
+            for (Index j = j0; j < j0 + 8; ++j) {
+              T* row = s < count ? &y(group.first + (s + 1) * S + j, 0) : &z(group.first + (s - count) * S + j, 0);
+              const fft::Lanes<T> t = toeplitz::real_part(twisted[j - j0], level.tree->twist() + 2 * j);
+              fft::store_lanes<T>(fft::load_lanes(row) + t, row);
+            }
           });
     });
     levels.add_lag_gradient(correlations.data(), 1 - n, dc.data(), team.workspace());
