@@ -115,27 +115,6 @@ TEMPLATE_TEST_CASE("the weights are exp(b - max b), and the largest weight is 1"
       }
 }
 
-TEMPLATE_TEST_CASE("weights relative to another maximum are written into the caller's storage", "[core]",
-                   NPRF_TEST_SCALARS) {
-  using T = TestType;
-  const LagBias<T> bias{-1, vector<T>({0.5, -infinity, 2}), T(-0.5), T(0.25)};
-  const LagRange range{-4, 3};
-  const LagWeights<T> c = exp_weights(bias, range);
-  Vector<T> same = Vector<T>::Constant(10, T(17)), shifted = same, none = same;
-  exp_weights(bias, range, bias.max(range), same.data() + 1);
-  CHECK(same.segment(1, 8) == c.values);
-  // relative to a larger maximum, such as the largest of several tables
-  exp_weights(bias, range, bias.max(range) + 3, shifted.data() + 1);
-  for (Index k = 0; k < 8; ++k) {
-    const double expected = std::exp(-3.0) * static_cast<double>(c.values[k]);
-    const double close = 2 * static_cast<double>(std::numeric_limits<T>::epsilon()) * expected;
-    CHECK(std::abs(static_cast<double>(shifted[k + 1]) - expected) <= close);
-  }
-  exp_weights(bias, range, -infinity, none.data() + 1);
-  CHECK(none.segment(1, 8).isZero(0));
-  for (const Vector<T>& written : {same, shifted, none}) CHECK((written[0] == 17 && written[9] == 17));
-}
-
 TEMPLATE_TEST_CASE("a constant added to the bias changes no weight", "[core]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const LagRange range{-5, 5};

@@ -49,7 +49,8 @@ Matrix<double> features_tolerance(const Matrix<T>& A, const Matrix<T>& B, const 
   Matrix<double> dN = growth * (size * v.cwiseAbs().template cast<double>());  // (n_q,d_v)
   if (is_fft(engine) && lags.size() > 0) {
     LagWeights<T> c{lags.first + offset, Vector<T>(lags.size())};
-    exp_weights(position.bias(), lags, largest, c.values.data());
+    for (Index k = 0; k < lags.size(); ++k)
+      c.values[k] = static_cast<T>(std::exp(static_cast<double>(position.bias()[lags.first + k]) - largest));
     Matrix<T> As = Matrix<T>::Zero(q_slots, A.cols()), Bs = Matrix<T>::Zero(k_slots, B.cols());
     Matrix<T> U = Matrix<T>::Zero(k_slots, d_v + 1);
     for (Index i = E; i < n_q; ++i) As.row(slot(i)) = A.row(i);

@@ -175,7 +175,7 @@ class BackwardPass {
     });
     if (!m_saved.softmax_rows.empty())
       SoftmaxRows<T>(m_saved.softmax_rows, problem, m_keys, q, k, m_team)
-          .backward(U, m_scaled.G(), log_scales, m_scaled.exponents(), {m_exact_dq, m_exact_dk, m_dU, db});
+          .backward(U, m_scaled.G(), log_scales, m_scaled.exponents(), out);
   }
 
   void add_bias_gradients(const BiasGradient& scaled, const BiasGradient& db) const {

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
-
 #include "nprf/core/lag_bias.hpp"
+#include "nprf/core/lag_problem.hpp"
 #include "nprf/core/lag_weights_view.hpp"
+#include "nprf/core/lower_lags.hpp"
+#include "nprf/core/workspace.hpp"
 
 namespace nprf {
 
@@ -30,27 +29,15 @@ struct LagWeights {
   }
 };
 
-/// c = exp(b - largest) over a range of lags, into the caller's storage (range.size()). All weights are zero if
-/// `largest` is -infinity.
-template <Real T>
-void exp_weights(const LagBias<T>& bias, LagRange range, double largest, T* c) {
-  const Index from = bias.largest(range);
-  constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
-  if (range.size() == 0 || bias[from] == minus_infinity || largest == minus_infinity) {
-    std::fill_n(c, range.size(), T(0));
-    return;
-  }
-  const double below = bias[from] - largest;
-  for (Index k = 0; k < range.size(); ++k)
-    c[k] = static_cast<T>(std::exp(bias.difference(range.first + k, from) + below));
-}
-
-/// c = exp(b - max b) over a range: the largest weight is 1. All weights are zero if all b are -infinity.
+/// c = exp(b - max b) over a range, as attention computes it (lower_lags.hpp): the largest weight is 1. All weights are
+/// zero if all b are -infinity.
 template <Real T>
 LagWeights<T> exp_weights(const LagBias<T>& bias, LagRange range) {
-  LagWeights<T> c{range.first, Vector<T>(range.size()), tails(bias.view(), range)};
-  exp_weights(bias, range, bias.max(range), c.values.data());
-  return c;
+  LagProblem<T> x;
+  x.lags = x.reach = range;
+  Workspace workspace;
+  add_biases_and_weights<T>(x, bias.view(), nullptr, Pass::backward, workspace);
+  return {range.first, VectorMap<T>(x.weight_values, range.size()), x.weights.tails};
 }
 
 }  // namespace nprf

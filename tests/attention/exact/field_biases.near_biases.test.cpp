@@ -51,7 +51,7 @@ void check(const P& position, Index n_q, Index n_k, const AttentionOptions& opti
     const auto near = static_cast<Index>(std::ranges::count_if(b, [](double x) { return x > -infinity; }));
     std::vector<double> db(static_cast<std::size_t>(biases.lags().size()), 0);
     const std::vector<double> ones(static_cast<std::size_t>(keys.count()), 1);
-    biases.add_gradient(i, 0, keys.count(), ones.data(), db.data());
+    biases.add_gradient(i, 0, keys.count(), ones.data(), {}, db.data());
     double sum = 0;
     for (const double x : db) sum += x;
     CHECK(sum >= static_cast<double>(near));

@@ -36,7 +36,8 @@ void check(const P& position, Index n_q, Index n_k, const AttentionOptions& opti
   std::vector<double> lags(static_cast<std::size_t>(problem.lags.size()), 0),
       border(static_cast<std::size_t>(problem.border.size()), 0), expected_lags = lags, expected_border = border;
   const BiasGradient db{lags, border};
-  std::vector<double> share(static_cast<std::size_t>(biases.gradient_size(db)), 0);
+  MatrixMap<double> share = workspace.matrix<double>(1, biases.gradient_size(db));
+  share.setZero();
   for (Index i = 0; i < n_q; ++i) {
     std::vector<double> b(static_cast<std::size_t>(sinks));
     biases.set(i, 0, sinks, b.data());
@@ -61,7 +62,7 @@ void check(const P& position, Index n_q, Index n_k, const AttentionOptions& opti
       biases.set(i, j, 1, &part);
       CHECK(part == got);
       const double gradient = static_cast<double>(1 + i * n_k + j);
-      biases.add_gradient(i, j, 1, &gradient, share.data());
+      biases.add_gradient(i, j, 1, &gradient, db, share.data());
       if (in_slots)
         expected_lags[static_cast<std::size_t>(lag - problem.lags.first)] += gradient;
       else
@@ -70,7 +71,7 @@ void check(const P& position, Index n_q, Index n_k, const AttentionOptions& opti
     CHECK((largest == 0 || largest == -infinity));
     CHECK(std::isfinite(biases.reference(i)));
   }
-  biases.add_share(share.data(), db);
+  biases.add_shares(share, db);
   CHECK(lags == expected_lags);
   CHECK(border == expected_border);
   CHECK(biases.gradient_size({{}, {}}) == 0);

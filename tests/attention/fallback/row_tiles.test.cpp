@@ -61,14 +61,14 @@ TEST_CASE("tiles of no features and of no values", "[attention]") {
   std::vector<float> sums(3, 1);
   tiles.contract(f.A.topLeftCorner(3, 0), none, f.v, Y, sums.data());
   CHECK((Y.isZero(0) && sums == std::vector<float>(3)));
-  tiles.gradients(f.A.topLeftCorner(3, 0), none, f.v, Matrix<float>::Ones(3, p), {dA, dB, dU, {}, {}});
+  tiles.gradients(f.A.topLeftCorner(3, 0), none, f.v, Matrix<float>::Ones(3, p), {dA, dB, dU, {}});
   CHECK(dU.isZero(0));
 
   Matrix<float> no_values(3, 0);
   tiles.contract(f.A.topRows(3), f.B, none, no_values, sums.data());
   CHECK(std::all_of(sums.begin(), sums.end(), [](float sum) { return sum > 0; }));
   dA = Matrix<float>::Ones(3, r), dB = Matrix<float>::Zero(n_k, r), dU.resize(n_k, 0);
-  tiles.gradients(f.A.topRows(3), f.B, none, no_values, {dA, dB, dU, {}, {}});
+  tiles.gradients(f.A.topRows(3), f.B, none, no_values, {dA, dB, dU, {}});
   CHECK((dA.isZero(0) && dB.isZero(0)));
 }
 
@@ -177,7 +177,7 @@ TEST_CASE("gradients by tiles are those of rows one by one", "[attention]") {
         .backward(y, dy.middleRows(k, 1), {1, dA_one.middleRows(k, 1), dB_one, dU_one, db_row.data()}, workspace);
     for (Index j = 0; j < n_k; ++j) db_one[static_cast<std::size_t>(j - i + n_q - 1)] += db_row[j];
   }
-  tiles.gradients(A, f.B, U, G, {dA, dB, dU, db, {}});
+  tiles.gradients(A, f.B, U, G, {dA, dB, dU, {db, {}}});
   const auto same = [](const Matrix<double>& got, const Matrix<double>& expected) {
     return worst_ratio(got, expected, 1e-12 * expected.cwiseAbs().maxCoeff()) <= 1;
   };

@@ -23,34 +23,6 @@ struct FarSums {
   double* log_scales;  // (n_q)
 };
 
-/// The gradients of a field by q, k, U = [v 1] and b, in the caller's storage. All are added to.
-template <Real T>
-struct FieldGradients {
-  MatrixRef<T> dq, dk, dU;  // (n_q,d) (n_k,d) (n_k,d_v+1)
-  BiasGradient db;
-};
-
-/// The biases of the pairs of a field (ExactField). A log-weight of query i is reference(i) plus its bias. Neither is
-/// positive: log-weights are relative to the largest bias of all.
-template <Real T>
-class FieldBiases : public ScoreBiases<T> {
- public:
-  /// Whether the field has no pairs.
-  virtual bool empty() const = 0;
-
-  /// The size of a share of the gradients of biases; 0: they are not requested.
-  virtual Index gradient_size(const BiasGradient& db) const = 0;
-
-  /// Adds db (count), the gradients of the biases of query i and keys j0, j0 + 1, ..., to a share.
-  virtual void add_gradient(Index i, Index j0, Index count, const T* db, T* share) const = 0;
-
-  /// Adds a share to the gradients of all biases.
-  virtual void add_share(const T* share, const BiasGradient& db) const = 0;
-
- protected:
-  ~FieldBiases() = default;
-};
-
 /// Pairs whose weights are those of exact softmax, beside the far pairs, whose weights are those of features: the pairs
 /// of near tokens (NearBiases), or those of attention sinks (SinkBiases).
 ///
@@ -72,12 +44,19 @@ class ExactField {
   /// are so far below the largest of all that their differences from it are rounded too coarsely.
   void add(const MatrixView<T>& v, FarSums<T> far, RowErrorBound<T>& errors) const {
     if (m_biases.empty()) return;
+    sum(v, [&](Index i, const auto& N, T D, T largest) { add_row(i, N, D, largest, far, errors); });
+  }
+
+  /// Calls emit(i, N_i, D_i, largest_i) with the sums of each query over the field's pairs (SoftmaxSums). May call it
+  /// from several threads.
+  template <class Emit>
+  void sum(const MatrixView<T>& v, Emit&& emit) const {
     using Tile = SoftmaxTile<T>;
     m_team.run_tiles(m_q.rows(), Tile::rows, [&](Index i0, Index rows, Workspace& scratch) {
       auto N = scratch.matrix<T>(rows, v.cols());
       SoftmaxSums<T> sums{N, scratch.take<T>(rows), scratch.take<T>(rows)};
       Tile(m_k, v, m_biases, scratch).contract(i0, m_q.middleRows(i0, rows), sums);
-      for (Index i = 0; i < rows; ++i) add_row(i0 + i, sums.N.row(i), sums.D[i], sums.largest[i], far, errors);
+      for (Index i = 0; i < rows; ++i) emit(i0 + i, sums.N.row(i), sums.D[i], sums.largest[i]);
     });
   }
 
@@ -86,12 +65,7 @@ class ExactField {
   void add_gradients(const MatrixView<T>& U, const MatrixView<T>& G, const double* log_scales, const int* exponents,
                      FieldGradients<T> out) const {
     if (m_biases.empty()) return;
-    const Workspace::Scope scope(m_team.workspace());
-    const Index size = m_biases.gradient_size(out.db);
-    const auto db = add_exponential_gradients<T>(
-        m_biases, {m_q, m_k, U, G, log_scales, exponents}, out.dq, out.dk, out.dU, size, m_team,
-        [&](Index i, Index j0, Index count, const T* of, T* share) { m_biases.add_gradient(i, j0, count, of, share); });
-    for (Index block = 0; block < db.rows() && size > 0; ++block) m_biases.add_share(db.row(block).data(), out.db);
+    add_exponential_gradients<T>(m_biases, {m_q, m_k, U, G, log_scales, exponents}, out, m_team);
   }
 
  private:

@@ -6,8 +6,8 @@
 #include <limits>
 
 #include "nprf/attention/exact/softmax_tile.hpp"
+#include "nprf/attention/weights/pair_bias.hpp"
 #include "nprf/core/block_product.hpp"
-#include "nprf/core/function_ref.hpp"
 #include "nprf/core/pack.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
@@ -84,16 +84,43 @@ struct ExponentialSums {
   const int* exponents;               // (rows)  the share of a row in dk, dU and db gets the factor 2^exponent
 };
 
-// with P = G U^T and S = q k^T:  dS = P o w, dq = dS k, dk = dS^T q, dU = w^T G, db = dS
-/// Adds the gradients of w U, w_ij = exp(q_i.k_j + b_ij + reference_i - log_scale_i), to dq (rows,d), dk (n_k,d) and dU
-/// (n_k,p), for the biases.reference(i) of which the biases of row i are differences. add_db(i, j0, count, db, share)
-/// adds db (count), the gradients of the biases of row i and keys j0, j0 + 1, ..., to a share (size); it is not called
-/// if the size is 0. Returns the shares (blocks,size).
+/// The gradients of exponential weights by q, k, U = [v 1] and b, in the caller's storage. All are added to.
 template <Real T>
-MatrixMap<T> add_exponential_gradients(const ScoreBiases<T>& biases, const ExponentialSums<T>& of, MatrixRef<T> dq,
-                                       MatrixRef<T> dk, MatrixRef<T> dU, Index size, const Team& team,
-                                       FunctionRef<void(Index, Index, Index, const T*, T*)> add_db) {
-  const Index rows = of.q.rows();
+struct FieldGradients {
+  MatrixRef<T> dq, dk, dU;  // (rows,d) (n_k,d) (n_k,p)
+  BiasGradient db;
+};
+
+/// The biases of the pairs of a field (ExactField). A log-weight of query i is reference(i) plus its bias. Neither is
+/// positive: log-weights are relative to the largest bias of all, or of the row.
+template <Real T>
+class FieldBiases : public ScoreBiases<T> {
+ public:
+  /// Whether the field has no pairs.
+  virtual bool empty() const = 0;
+
+  /// The size of a share of the gradients of biases; 0: they are not requested.
+  virtual Index gradient_size(const BiasGradient& db) const { return db.size(); }
+
+  /// Adds gradients (count), those of the biases of query i and keys j0, j0 + 1, ..., to a share of db.
+  virtual void add_gradient(Index i, Index j0, Index count, const T* gradients, const BiasGradient& db,
+                            T* share) const = 0;
+
+  /// Adds shares (n,gradient_size()), in their order.
+  virtual void add_shares(const MatrixMap<T>& shares, const BiasGradient& db) const { db.add(shares); }
+
+ protected:
+  ~FieldBiases() = default;
+};
+
+// with P = G U^T and S = q k^T:  dS = P o w, dq = dS k, dk = dS^T q, dU = w^T G, db = dS
+/// Adds the gradients of w U, w_ij = exp(q_i.k_j + b_ij + reference_i - log_scale_i), for the biases.reference(i) of
+/// which the biases of row i are differences.
+template <Real T>
+void add_exponential_gradients(const FieldBiases<T>& biases, const ExponentialSums<T>& of, FieldGradients<T> out,
+                               const Team& team) {
+  const Workspace::Scope scope(team.workspace());
+  const Index rows = of.q.rows(), size = biases.gradient_size(out.db);
   T *constants = team.workspace().template take<T>(rows), *factors = team.workspace().template take<T>(rows);
   for (Index i = 0; i < rows; ++i) {
     constants[i] = static_cast<T>(biases.reference(i) - of.log_scales[i]);
@@ -101,17 +128,18 @@ MatrixMap<T> add_exponential_gradients(const ScoreBiases<T>& biases, const Expon
   }
   const ExponentialWeights<T> weights(biases, constants, factors);
   const auto x = toeplitz::Factors<T>::without_gaps(of.q, of.k, of.U);
-  toeplitz::GradientRefs<T> gradients{dq, dk, dU, Eigen::Map<Vector<T>>(nullptr, 0)};
-  return toeplitz::TiledProduct<T>(x, weights)
-      .add_gradients(of.G, gradients, size, team, [&](const toeplitz::PairRow<T>& pairs, T* share) {
-        if (size == 0) return;
-        const toeplitz::RowRange keys = biases.keys(pairs.i, 1);
-        const Index first = std::max(keys.begin - pairs.j0, Index{0}), end = std::min(keys.end - pairs.j0, pairs.count);
-        if (first >= end) return;
-        T db[toeplitz::BackwardTile<T>::keys];
-        for (Index j = first; j < end; ++j) db[j] = pairs.C[j] == T(0) ? T(0) : pairs.P[j] * pairs.C[j] * pairs.S[j];
-        add_db(pairs.i, pairs.j0 + first, end - first, db + first, share);
-      });
+  toeplitz::GradientRefs<T> gradients{out.dq, out.dk, out.dU, Eigen::Map<Vector<T>>(nullptr, 0)};
+  const auto add_db = [&](const toeplitz::PairRow<T>& pairs, T* share) {
+    if (size == 0) return;
+    const toeplitz::RowRange keys = biases.keys(pairs.i, 1);
+    const Index first = std::max(keys.begin - pairs.j0, Index{0}), end = std::min(keys.end - pairs.j0, pairs.count);
+    if (first >= end) return;
+    T db[toeplitz::BackwardTile<T>::keys];
+    for (Index j = first; j < end; ++j) db[j] = pairs.C[j] == T(0) ? T(0) : pairs.P[j] * pairs.C[j] * pairs.S[j];
+    biases.add_gradient(pairs.i, pairs.j0 + first, end - first, db + first, out.db, share);
+  };
+  const auto shares = toeplitz::TiledProduct<T>(x, weights).add_gradients(of.G, gradients, size, team, add_db);
+  if (size > 0) biases.add_shares(shares, out.db);
 }
 
 }  // namespace nprf

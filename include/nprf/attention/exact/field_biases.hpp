@@ -63,13 +63,13 @@ class NearBiases final : public FieldBiases<T> {
   /// Shares have the gradients of the lags().
   Index gradient_size(const BiasGradient& db) const override { return db.lags.empty() ? 0 : m_lags.size(); }
 
-  void add_gradient(Index i, Index j0, Index count, const T* db, T* share) const override {
-    if (i >= m_queries.outside) for_each_near(i, j0, count, [&](Index j, Index lag) { share[lag] += db[j]; });
+  void add_gradient(Index i, Index j0, Index count, const T* gradients, const BiasGradient&, T* share) const override {
+    if (i >= m_queries.outside) for_each_near(i, j0, count, [&](Index j, Index lag) { share[lag] += gradients[j]; });
   }
 
-  void add_share(const T* share, const BiasGradient& db) const override {
-    for (Index l = 0; l < m_lags.size(); ++l)
-      db.lags[static_cast<std::size_t>(m_lags.first - m_first_lag + l)] += static_cast<double>(share[l]);
+  void add_shares(const MatrixMap<T>& shares, const BiasGradient& db) const override {
+    const std::span<double> near = db.lags.subspan(static_cast<std::size_t>(m_lags.first - m_first_lag));
+    BiasGradient{near.first(static_cast<std::size_t>(m_lags.size())), {}}.add(shares);
   }
 
  private:
@@ -125,23 +125,14 @@ class SinkBiases final : public FieldBiases<T> {
     for (Index j = 0; j < count; ++j) b[j] = static_cast<T>(log_weight(i, j0 + j) - reference(i));
   }
 
-  /// Shares have the gradients of all lags, and after them those of the border.
-  Index gradient_size(const BiasGradient& db) const override {
-    return db.lags.empty() && db.border.empty() ? 0 : m_problem.lags.size() + m_problem.border.size();
-  }
-
-  void add_gradient(Index i, Index j0, Index count, const T* db, T* share) const override {
-    for (Index j = 0; j < count; ++j) {
-      const Index at = has_slots(i, j0 + j) ? lag(i, j0 + j) - m_problem.lags.first
-                                            : m_problem.lags.size() + m_problem.border.index(i, token(j0 + j));
-      share[at] += db[j];
-    }
-  }
-
-  void add_share(const T* share, const BiasGradient& db) const override {
-    for (std::size_t l = 0; l < db.lags.size(); ++l) db.lags[l] += static_cast<double>(share[l]);
-    share += m_problem.lags.size();
-    for (std::size_t e = 0; e < db.border.size(); ++e) db.border[e] += static_cast<double>(share[e]);
+  void add_gradient(Index i, Index j0, Index count, const T* gradients, const BiasGradient& db,
+                    T* share) const override {
+    T* of_border = share + db.lags.size();
+    for (Index j = 0; j < count; ++j)
+      if (!has_slots(i, j0 + j))
+        of_border[m_problem.border.index(i, token(j0 + j))] += gradients[j];
+      else if (!db.lags.empty())
+        share[lag(i, j0 + j) - m_problem.lags.first] += gradients[j];
   }
 
  private:

@@ -5,8 +5,7 @@
 #include <cmath>
 #include <span>
 
-#include "nprf/attention/exact/exponential_weights.hpp"
-#include "nprf/attention/exact/softmax_tile.hpp"
+#include "nprf/attention/exact/exact_field.hpp"
 #include "nprf/attention/fallback/row_tiles.hpp"
 #include "nprf/attention/weights/pair_bias.hpp"
 #include "nprf/core/lag_problem.hpp"
@@ -19,7 +18,7 @@ namespace nprf {
 
 /// The biases of some queries and all keys, relative to the largest of each query.
 template <Real T>
-class SubsetBiases final : public ScoreBiases<T> {
+class SubsetBiases final : public FieldBiases<T> {
  public:
   /// O(rows n_k).
   SubsetBiases(const PairBias<T>& bias, const RowSubset& rows, const Team& team)
@@ -29,6 +28,7 @@ class SubsetBiases final : public ScoreBiases<T> {
     });
   }
 
+  bool empty() const override { return m_rows.count() == 0; }
   /// Log-scales of rows of softmax are relative to the largest bias, too.
   double reference(Index) const override { return 0; }
 
@@ -45,6 +45,13 @@ class SubsetBiases final : public ScoreBiases<T> {
       m_bias(m_rows.index(i), m_largest[i], j0 + j, keys, exact);
       for (Index k = 0; k < keys; ++k) b[j + k] = static_cast<T>(exact[k]);
     }
+  }
+
+  void add_gradient(Index i, Index j0, Index count, const T* gradients, const BiasGradient& db,
+                    T* share) const override {
+    m_bias.add_gradient(
+        m_rows.index(i), j0, count, [=](Index j) { return gradients[j]; }, db.lags.empty() ? nullptr : share,
+        share + db.lags.size());
   }
 
  private:
@@ -75,49 +82,26 @@ class SoftmaxRows {
   /// of its sum of exp(s_ij + b_ij - max_j b_ij). May call it from several threads.
   template <class Emit>
   void forward(const MatrixView<T>& v, Emit&& emit) const {
-    using Tile = SoftmaxTile<T>;
-    m_team.run_tiles(m_rows.count(), Tile::rows, [&](Index i0, Index rows, Workspace& scratch) {
-      auto N = scratch.matrix<T>(rows, v.cols());
-      SoftmaxSums<T> sums{N, scratch.take<T>(rows), scratch.take<T>(rows)};
-      Tile(m_k, v, m_biases, scratch).contract(i0, m_q.middleRows(i0, rows), sums);
-      for (Index i = 0; i < rows; ++i) {
-        N.row(i) /= sums.D[i];
-        emit(m_rows.index(i0 + i), N.row(i),
-             static_cast<double>(sums.largest[i]) + std::log(static_cast<double>(sums.D[i])));
-      }
+    const MatrixView<T> q = m_q;
+    ExactField<T>(m_biases, q, m_k, m_team).sum(v, [&](Index i, auto&& N, T D, T largest) {
+      N /= D;
+      emit(m_rows.index(i), N, static_cast<double>(largest) + std::log(static_cast<double>(D)));
     });
   }
-
-  /// Where backward() adds to, by query and key.
-  struct Gradients {
-    MatrixRef<T> dq, dk, dU;  // (n_q,d) (n_k,d) (n_k,d_v+1)
-    BiasGradient db;
-  };
 
   /// For U = [v 1] (n_k,d_v+1), G (n_q,d_v+1) = dL/d[N D] where D is 1, and the log_scales of forward (n_q). The share
   /// of row i in dk, dU and db gets the factor 2^exponents_i.
   void backward(const MatrixView<T>& U, const MatrixView<T>& G, const double* log_scales, const int* exponents,
-                Gradients out) const {
+                FieldGradients<T> out) const {
     const Workspace::Scope scope(m_team.workspace());
     auto dq = m_team.workspace().template matrix<T>(m_rows.count(), m_q.cols());  // of these rows
     dq.setZero();
     const MatrixView<T> q = m_q, rows_of_G = m_rows.template of<T>(G);
-    const Index lags = static_cast<Index>(out.db.lags.size()), border = static_cast<Index>(out.db.border.size());
     double* scales = m_team.workspace().template take<double>(m_rows.count());
     int* powers = m_team.workspace().template take<int>(m_rows.count());
     for (Index i = 0; i < m_rows.count(); ++i)
       scales[i] = log_scales[m_rows.index(i)], powers[i] = exponents[m_rows.index(i)];
-    const auto db = add_exponential_gradients<T>(
-        m_biases, {q, m_k, U, rows_of_G, scales, powers}, dq, out.dk, out.dU, lags + border, m_team,
-        [&](Index i, Index j0, Index count, const T* of, T* share) {
-          m_bias.add_gradient(
-              m_rows.index(i), j0, count, [of](Index j) { return of[j]; }, lags > 0 ? share : nullptr, share + lags);
-        });
-    for (Index block = 0; block < db.rows(); ++block) {
-      for (Index l = 0; l < lags; ++l) out.db.lags[static_cast<std::size_t>(l)] += static_cast<double>(db(block, l));
-      for (Index e = 0; e < border; ++e)
-        out.db.border[static_cast<std::size_t>(e)] += static_cast<double>(db(block, lags + e));
-    }
+    ExactField<T>(m_biases, q, m_k, m_team).add_gradients(U, rows_of_G, scales, powers, {dq, out.dk, out.dU, out.db});
     for (Index i = 0; i < m_rows.count(); ++i) out.dq.row(m_rows.index(i)) += dq.row(i);
   }
 

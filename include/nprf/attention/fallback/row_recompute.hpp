@@ -193,7 +193,7 @@ class RowRecompute {
     const Workspace::Scope scope(workspace);
     const Index rows = m_rows.count();
     auto dA = workspace.template matrix<T>(rows, out.dA.cols());  // of these rows
-    m_tiles.gradients(m_A, m_x.B, m_x.U, m_rows.of<T>(of.G), {dA, out.dB, out.dU, out.db.lags, out.db.border});
+    m_tiles.gradients(m_A, m_x.B, m_x.U, m_rows.of<T>(of.G), {dA, out.dB, out.dU, out.db});
     for (Index k = 0; k < rows; ++k)
       if (of.denominator[m_rows.index(k)] == 0) add_in_double(k, of, dA.middleRows(k, 1), out);
     m_rows.put<T>(dA, out.dA);

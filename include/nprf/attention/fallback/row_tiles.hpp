@@ -111,9 +111,8 @@ class RowTiles {
 
   /// Where gradients() writes: dA is set, the others are added to.
   struct Gradients {
-    MatrixRef<T> dA, dB, dU;      // (rows,r) (n_k,r) (n_k,p)
-    std::span<double> db_lags;    // (LagProblem::lags); empty if not requested
-    std::span<double> db_border;  // (E,E+2)
+    MatrixRef<T> dA, dB, dU;  // (rows,r) (n_k,r) (n_k,p)
+    BiasGradient db;
   };
 
   /// The gradients for G (rows,p) = dL/dY.
@@ -121,19 +120,14 @@ class RowTiles {
                  Gradients out) const {
     const Workspace::Scope scope(m_team.workspace());
     const auto x = toeplitz::Factors<T>::without_gaps(A, B, U);
-    const Index lags = static_cast<Index>(out.db_lags.size()), border = static_cast<Index>(out.db_border.size());
+    const std::size_t lags = out.db.lags.size();
     toeplitz::GradientRefs<T> factors{out.dA, out.dB, out.dU, Eigen::Map<Vector<T>>(nullptr, 0)};
     out.dA.setZero();
     const auto add_db = [&](const toeplitz::PairRow<T>& pairs, T* share) {
       const auto of = [=](Index j) { return pairs.C[j] == T(0) ? T(0) : pairs.S[j] * pairs.P[j] * pairs.C[j]; };
       m_bias.add_gradient(m_rows.index(pairs.i), pairs.j0, pairs.count, of, lags > 0 ? share : nullptr, share + lags);
     };
-    const auto db = toeplitz::TiledProduct<T>(x, m_weights).add_gradients(G, factors, lags + border, m_team, add_db);
-    for (Index block = 0; block < db.rows(); ++block) {
-      for (Index l = 0; l < lags; ++l) out.db_lags[static_cast<std::size_t>(l)] += static_cast<double>(db(block, l));
-      for (Index e = 0; e < border; ++e)
-        out.db_border[static_cast<std::size_t>(e)] += static_cast<double>(db(block, lags + e));
-    }
+    out.db.add(toeplitz::TiledProduct<T>(x, m_weights).add_gradients(G, factors, out.db.size(), m_team, add_db));
   }
 
  private:

@@ -17,6 +17,18 @@ namespace nprf {
 struct BiasGradient {
   std::span<double> lags;    // (LagProblem::lags); empty if not requested
   std::span<double> border;  // (E,E+2)
+
+  /// The size of a share: the gradients of `lags`, and after them those of `border`.
+  Index size() const { return static_cast<Index>(lags.size() + border.size()); }
+  /// Adds shares (n,size()), in their order.
+  template <class Shares>
+  void add(const Shares& shares) const {
+    for (Index n = 0; n < shares.rows(); ++n) {
+      const auto* share = shares.row(n).data();
+      for (double& b : lags) b += static_cast<double>(*share++);
+      for (double& b : border) b += static_cast<double>(*share++);
+    }
+  }
 };
 
 /// The bias of every query and key, relative to the largest bias of the query, plus the log-scale of the key
