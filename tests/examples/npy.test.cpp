@@ -26,10 +26,9 @@
 #include <sys/resource.h>
 
 #include <csignal>
+#endif
 
 namespace nprf::test::examples_npy {
-
-#endif
 
 namespace {
 
@@ -54,9 +53,8 @@ Bytes joined(Bytes first, const Bytes& second) {
 Bytes file_with(std::string_view header, const Bytes& data, unsigned char major = 1) {
   Bytes bytes = to_bytes("\x93NUMPY");
   bytes.insert(bytes.end(), {major, 0});
-  for (std::size_t i = 0; i < (major == 1 ? 2 : 4); ++i) {
+  for (std::size_t i = 0; i < (major == 1 ? 2 : 4); ++i)
     bytes.push_back(static_cast<unsigned char>(header.size() >> 8 * i & 0xff));
-  }
   return joined(joined(bytes, to_bytes(header)), data);
 }
 
@@ -90,22 +88,6 @@ const Bytes numpy_empty = to_bytes(
     "\x93NUMPY\x01\x00v\x00"
     "{'descr': '<f8', 'fortran_order': False, 'shape': (0, 3), }"
     "                                                          \n"s);
-const Bytes numpy_fortran_order = to_bytes(
-    "\x93NUMPY\x01\x00v\x00"
-    "{'descr': '<f4', 'fortran_order': True, 'shape': (2, 2), }"
-    "                                                           \n"
-    "\x00\x00\x80?\x00\x00@@\x00\x00\x00@\x00\x00\x80@"s);
-const Bytes numpy_big_endian = to_bytes(
-    "\x93NUMPY\x01\x00v\x00"
-    "{'descr': '>f4', 'fortran_order': False, 'shape': (1,), }"
-    "                                                            \n"
-    "?\x80\x00\x00"s);
-const Bytes numpy_structured = to_bytes(
-    "\x93NUMPY\x01\x00v\x00"
-    "{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (1,), }"
-    "                                                   \n"
-    "\x00\x00\x80?"s);
-
 // Compares bits, so that a NaN is equal to itself and a zero is not equal to the other zero.
 template <class T>
 bool same(const npy::Array<T>& a, const npy::Array<T>& b) {
@@ -221,9 +203,8 @@ TEMPLATE_TEST_CASE("npy: an array comes back from its bytes and from its file", 
     npy::Array<TestType> array{shape, {}};
     std::size_t count = 1;
     for (const std::size_t extent : shape) count *= extent;
-    for (std::size_t i = 0; i < count; ++i) {
+    for (std::size_t i = 0; i < count; ++i)
       array.values.push_back(i % 2 == 0 ? notable[i / 2 % notable.size()] : static_cast<TestType>(i));
-    }
     CAPTURE(shape);
     const Bytes bytes = npy::serialise(array, "some.npy");
     REQUIRE((bytes.size() - count * sizeof(TestType)) % 64 == 0);
@@ -258,27 +239,20 @@ TEST_CASE("npy: every half is read exactly", "[npy]") {
   const Bytes bytes = file_with(header_of("'<f2'", "False", "(65536,)"), to_bytes(halves));
   const std::vector<float> floats = parse<float>(bytes).values;
   const std::vector<double> doubles = parse<double>(bytes).values;
-  REQUIRE(floats.size() == halves.size());
-  REQUIRE(doubles.size() == halves.size());
+  REQUIRE((floats.size() == halves.size() && doubles.size() == halves.size()));
   for (unsigned half = 0; half < 65536; ++half) {
-    const int exponent = static_cast<int>(half / 1024 % 32);
-    const int fraction = static_cast<int>(half % 1024);
-    double expected = 0;
-    if (exponent == 0) {
-      expected = std::ldexp(fraction, -24);
-    } else if (exponent < 31) {
-      expected = std::ldexp(1024 + fraction, exponent - 25);
-    } else {
-      expected = fraction == 0 ? std::numeric_limits<double>::infinity() : std::nan("");
-    }
-    const bool is_right = std::isnan(expected)
-                              ? std::isnan(floats[half]) && std::isnan(doubles[half])
-                              : std::abs(floats[half]) == expected && std::abs(doubles[half]) == expected;
-    const bool is_negative = half >= 32768;
-    if (!is_right || std::signbit(floats[half]) != is_negative || std::signbit(doubles[half]) != is_negative) {
-      CAPTURE(half, floats[half], doubles[half], expected);
-      FAIL("the half is read wrongly");
-    }
+    const int exponent = static_cast<int>(half / 1024 % 32), fraction = static_cast<int>(half % 1024);
+    const double expected = exponent == 0   ? std::ldexp(fraction, -24)
+                            : exponent < 31 ? std::ldexp(1024 + fraction, exponent - 25)
+                            : fraction == 0 ? std::numeric_limits<double>::infinity()
+                                            : std::nan("");
+    const auto is_right = [&](double got) {
+      return std::signbit(got) == (half >= 32768) &&
+             (std::isnan(expected) ? std::isnan(got) : std::abs(got) == expected);
+    };
+    if (is_right(floats[half]) && is_right(doubles[half])) continue;
+    CAPTURE(half, floats[half], doubles[half], expected);
+    FAIL("the half is read wrongly");
   }
 }
 
@@ -319,9 +293,8 @@ TEST_CASE("npy: every form of header that NumPy has written", "[npy]") {
           "  {  'descr'  :  '<f4'  ,  'fortran_order'  :  False  ,  'shape'  :  (  )  ,  }  \n",
           "{'descr': '<f4', 'fortran_order': False, 'shape': (), }           \n"}) {
       CAPTURE(header);
-      for (unsigned char major = 1; major <= 3; ++major) {
+      for (unsigned char major = 1; major <= 3; ++major)
         REQUIRE(same(parse<float>(file_with(header, one_float, major)), number));
-      }
     }
   }
   SECTION("shapes of one number") {
@@ -422,20 +395,17 @@ TEST_CASE("npy: a header that is not the dictionary", "[npy]") {
   }
   SECTION("an end other than spaces and one newline") {
     const std::string dictionary = "{" + descr + order + shape + "}";
-    for (const auto& end : {""s, "  "s, "\t\n"s, "\r\n"s, "\0\n"s, "}\n"s, "#\n"s, "1"s}) {
+    for (const auto& end : {""s, "  "s, "\t\n"s, "\r\n"s, "\0\n"s, "}\n"s, "#\n"s, "1"s})
       refuse(dictionary + end, "newline", "");
-    }
     for (const auto& end : {"\n\n"s, "\n "s, "\n\0"s}) refuse(dictionary + end, "end after its newline", "");
   }
 }
 
 TEST_CASE("npy: numbers other than little-endian ones in C order", "[npy]") {
-  require_refusal(numpy_big_endian, "'<f2', '<f4' or '<f8'", "'>f4'");
-  require_refusal(numpy_structured, "'<f2', '<f4' or '<f8'", "[('a', '<f4')]");
-  require_refusal(numpy_fortran_order, "C order", "True");
   for (const std::string descr :
-       {"'=f4'",  "'|f4'", "'f4'", "'<i4'", "'<u4'",   "'<c8'",     "'<f'", "'<f3'", "'<f16'", "'<f44'", "' <f4'",
-        "'<f4 '", "'<F4'", "'<f4", "<f4",   "\"<f4\"", "'float32'", "''",   "None",  "4",      ""}) {
+       {"'>f4'", "[('a', '<f4')]", "'=f4'",     "'|f4'",  "'f4'",   "'<i4'",  "'<u4'", "'<c8'",
+        "'<f'",  "'<f3'",          "'<f16'",    "'<f44'", "' <f4'", "'<f4 '", "'<F4'", "'<f4",
+        "<f4",   "\"<f4\"",        "'float32'", "''",     "None",   "4",      ""}) {
     CAPTURE(descr);
     require_refusal(file_with(header_of(descr, "False", "()"), one_float), "'<f2', '<f4' or '<f8'", descr);
   }
@@ -490,11 +460,10 @@ TEST_CASE("npy: data shorter or longer than its shape", "[npy]") {
   for (std::size_t size = 0; size <= data.size(); ++size) {
     const Bytes part(data.begin(), data.begin() + static_cast<std::ptrdiff_t>(size));
     const Bytes bytes = file_with(header_of_shape("(2, 3)"), part);
-    if (size == 24) {
+    if (size == 24)
       REQUIRE(parse<float>(bytes).values.size() == 6);
-    } else {
+    else
       require_refusal(bytes, "24 bytes of data for the shape (2, 3)", std::to_string(size));
-    }
   }
   require_refusal(file_with(header_of_shape("(0,)"), one_float), "0 bytes of data for the shape (0,)", "4");
   require_refusal(file_with(header_of_shape("()"), {}), "4 bytes of data for the shape ()", "0");
@@ -566,9 +535,7 @@ TEST_CASE("npy: what is no regular file is not read", "[npy]") {
 
   const fs::path shorter_than_its_size = "/sys/devices/system/cpu/online";
   std::error_code error;
-  if (fs::file_size(shorter_than_its_size, error) == 4096) {
-    refuse(shorter_than_its_size, "4096 bytes", "an end");
-  }
+  if (fs::file_size(shorter_than_its_size, error) == 4096) refuse(shorter_than_its_size, "4096 bytes", "an end");
 
   store(directory / "empty.npy", {});
   refuse(directory / "empty.npy", "6 bytes of magic", "0");
@@ -576,11 +543,10 @@ TEST_CASE("npy: what is no regular file is not read", "[npy]") {
   store(directory / "closed.npy", numpy_version_1);
   fs::permissions(directory / "closed.npy", fs::perms::none);
   const bool is_open_to_all = std::ifstream(directory / "closed.npy").is_open();
-  if (is_open_to_all) {
+  if (is_open_to_all)
     REQUIRE(same(npy::read<float>(directory / "closed.npy"), parse<float>(numpy_version_1)));
-  } else {
+  else
     refuse(directory / "closed.npy", "can be read", "refusal");
-  }
 }
 
 TEST_CASE("npy: a huge file is refused by its header", "[npy]") {
