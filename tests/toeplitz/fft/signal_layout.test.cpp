@@ -128,59 +128,6 @@ TEST_CASE("staggered arrays start in different sets of a cache", "[toeplitz]") {
   check(fft::Lanes<float>{}), check(fft::ComplexLanes<float>{}), check(fft::ComplexLanes<double>{});
 }
 
-TEMPLATE_TEST_CASE("rows are copied to their slots, with zeros in the gaps, and back", "[toeplitz]",
-                   NPRF_TEST_SCALARS) {
-  using T = TestType;
-  std::vector<Workspace> workspaces(3);
-  const Team team(workspaces);
-  struct Case {
-    std::vector<Index> at;
-    Index n;
-  };
-  std::vector<Index> many;  // over several tiles, one of them empty
-  for (Index s = 0; s < 500; ++s)
-    if (s % 3 != 1 && (s < 100 || s > 290)) many.push_back(s);
-  for (const Case& c : {Case{{}, 5}, Case{{0}, 3}, Case{{2}, 3}, Case{{0, 1, 2}, 4}, Case{{1, 4, 5, 9}, 11},
-                        Case{{0, 1, 2, 3}, 4}, Case{many, 500}, Case{many, 513}}) {
-    const auto count = static_cast<Index>(c.at.size());
-    const Matrix<T> all = counted<T>(count + 2, 9);
-    const MatrixView<T> X = inner(all);  // (count,4)
-    const Slots slots{count, 0, c.at.data()};
-    const Workspace::Scope scope(team.workspace());
-    const MatrixView<T> spread = toeplitz::in_slots(X, slots, {c.n}, team);
-    INFO(count << " tokens in " << c.n << " slots");
-    REQUIRE(spread.rows() == c.n);
-    REQUIRE(spread.cols() == X.cols());
-    CHECK((spread.data() == X.data()) == (count == c.n));  // no copy where there are no gaps
-    Matrix<T> expected = Matrix<T>::Zero(c.n, X.cols());
-    for (Index i = 0; i < count; ++i) expected.row(c.at[static_cast<std::size_t>(i)]) = X.row(i);
-    CHECK(same_bits(Matrix<T>(spread), expected));
-
-    auto filled = team.workspace().matrix<T>(c.n, X.cols());
-    filled = counted<T>(c.n, X.cols());
-    Matrix<T> back = Matrix<T>::Constant(count + 1, X.cols() + 2, T(-17));
-    toeplitz::from_slots<T>(filled, slots, back.block(0, 1, count, X.cols()), team);
-    for (Index i = 0; i < count; ++i) {
-      CHECK((back.row(i).segment(1, X.cols()) == filled.row(c.at[static_cast<std::size_t>(i)])));
-      CHECK(back(i, 0) == -17);
-      CHECK(back(i, X.cols() + 1) == -17);
-    }
-    CHECK((back.row(count).array() == T(-17)).all());
-  }
-}
-
-TEMPLATE_TEST_CASE("consecutive slots may leave gaps at both ends", "[toeplitz]", NPRF_TEST_SCALARS) {
-  using T = TestType;
-  Workspace workspace;
-  const Team team(workspace);
-  const Matrix<T> all = counted<T>(302, 7);
-  const MatrixView<T> X = inner(all);  // (300,2)
-  const MatrixView<T> spread = toeplitz::in_slots(X, Slots{300, 140}, {700}, team);
-  CHECK(spread.topRows(140).isZero(0));
-  CHECK((spread.middleRows(140, 300) == X));
-  CHECK(spread.bottomRows(260).isZero(0));
-}
-
 TEMPLATE_TEST_CASE("a later row of slot 0 shifts all slots", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   Workspace workspace;
@@ -200,56 +147,6 @@ TEMPLATE_TEST_CASE("a later row of slot 0 shifts all slots", "[toeplitz]", NPRF_
   Matrix<T> back(X.rows(), X.cols());
   toeplitz::from_slots<T>(filled, slots, back, team, first);
   CHECK((back == X));
-}
-
-TEMPLATE_TEST_CASE("column lanes read their columns, and zeros after the last row and column", "[toeplitz]",
-                   NPRF_TEST_SCALARS) {
-  using T = TestType;
-  constexpr Index W = fft::lane_count<T>;
-  Workspace workspace;
-  for (const Index n : {0, 1, 5})
-    for (Index width = 1; width <= W; ++width)
-      for (const Index p0 : {0, 1, 3}) {
-        const Workspace::Scope scope(workspace);
-        // up to the last column of the matrix
-        const Matrix<T> X = counted<T>(n, p0 + width);
-        toeplitz::ColumnLanes<T> lanes(workspace, n, n + 3, width);
-        for (Index i = 0; i < n + 3; ++i) lanes.values[i] = fft::Lanes<T>{} + nan_of<T>;
-        lanes.read(X, p0);
-        INFO(n << " rows, " << width << " columns from " << p0);
-        for (Index i = 0; i < n + 3; ++i)
-          for (Index l = 0; l < W; ++l) CHECK(lanes.values[i][l] == (i < n && l < width ? X(i, p0 + l) : T(0)));
-        CHECK(toeplitz::ColumnLanes<T>::size(n + 3) >= n + 3);
-      }
-}
-
-TEMPLATE_TEST_CASE("column lanes are written and added to their columns, and to no others", "[toeplitz]",
-                   NPRF_TEST_SCALARS) {
-  using T = TestType;
-  constexpr Index W = fft::lane_count<T>, n = 6;
-  Workspace workspace;
-  for (Index width = 1; width <= W; ++width)
-    for (const Index p0 : {0, 1, 3})
-      for (const Index beyond : {0, 2}) {
-        const Workspace::Scope scope(workspace);
-        toeplitz::ColumnLanes<T> lanes(workspace, n, n + 2, width);
-        for (Index i = 0; i < n + 2; ++i)
-          for (Index l = 0; l < W; ++l) lanes.values[i][l] = static_cast<T>(100 * i + l + 1);
-        // in a matrix with other rows and columns around
-        const Matrix<T> before = counted<T>(n + 2, p0 + width + beyond);
-        Matrix<T> written = before, added = before;
-        MatrixRef<T> to_write = written.middleRows(1, n), to_add = added.middleRows(1, n);
-        lanes.write(to_write, p0);
-        lanes.add_to(to_add, p0);
-        INFO(width << " columns from " << p0);
-        for (Index i = 0; i < n + 2; ++i)
-          for (Index p = 0; p < before.cols(); ++p) {
-            const bool inside = i >= 1 && i <= n && p >= p0 && p < p0 + width;
-            const T value = inside ? static_cast<T>(100 * (i - 1) + p - p0 + 1) : T(0);
-            CHECK(written(i, p) == (inside ? value : before(i, p)));
-            CHECK(added(i, p) == before(i, p) + value);
-          }
-      }
 }
 
 TEMPLATE_TEST_CASE("column lanes have the scales of their columns, and dividing by them is exact", "[toeplitz]",
@@ -326,40 +223,6 @@ TEMPLATE_TEST_CASE("each column is in one group, or left over", "[toeplitz]", NP
       const Index rest = p % W, alone = rest * ((r + W - 1) / W), together = r;
       REQUIRE((groups.left_over == rest ? alone : together) == std::min(alone, together));
     }
-}
-
-TEMPLATE_TEST_CASE("features are read as lanes, with zeros after the last, and added to their columns", "[toeplitz]",
-                   NPRF_TEST_SCALARS) {
-  using T = TestType;
-  constexpr Index W = fft::lane_count<T>;
-  for (Index r = 1; r <= 2 * W + 1; ++r) {
-    const Matrix<T> all = counted<T>(5, r + 5);
-    for (const MatrixView<T>& X : {MatrixView<T>(all.rightCols(r)), inner(all)})  // (5,r) and (3,r)
-      for (Index from = 0; from < r; from += W) {
-        const toeplitz::FeatureLanes<T> features(X, from);
-        INFO(r << " features from " << from);
-        CHECK((features.first == from && features.width == std::min(W, r - from)));
-        const Vector<T> numbers = normal_vector<T>(r, 1);
-        const fft::Lanes<T> loaded = features.load(numbers.data());
-        for (Index l = 0; l < W; ++l) CHECK(loaded[l] == (from + l < r ? numbers[from + l] : T(0)));
-        fft::Lanes<T> lanes;
-        for (Index l = 0; l < W; ++l) lanes[l] = static_cast<T>(1000 + l);
-        const Matrix<T> before = counted<T>(7, r + 2);
-        Matrix<T> sums = before;  // of other rows and columns around
-        MatrixRef<T> to = sums.block(1, 1, 5, r);
-        features.add(lanes, to, 2);
-        for (Index i = 0; i < X.rows(); ++i) {
-          const fft::Lanes<T> row = features.row(i);
-          for (Index l = 0; l < W; ++l) CHECK(row[l] == (from + l < r ? X(i, from + l) : T(0)));
-        }
-        for (Index i = 0; i < sums.rows(); ++i)
-          for (Index k = 0; k < sums.cols(); ++k) {
-            const Index l = k - 1 - from;
-            const bool inside = i == 3 && k >= 1 && k <= r && 0 <= l && l < W;
-            CHECK(sums(i, k) == before(i, k) + (inside ? static_cast<T>(1000 + l) : T(0)));
-          }
-      }
-  }
 }
 
 TEMPLATE_TEST_CASE("features are contiguous, scaled, twisted or not, with zeros after the last token", "[toeplitz]",
