@@ -2,18 +2,14 @@
 #include "nprf/attention/weights/attendance.hpp"
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <limits>
 #include <vector>
 
+#include "attention/weights/holed_grid.hpp"
 #include "nprf/attention/weights/prepared_position.hpp"
-#include "nprf/position/alibi.hpp"
-#include "nprf/position/grid.hpp"
 #include "nprf/position/relative.hpp"
 #include "support/attention.hpp"
 #include "support/catch.hpp"
-#include "support/throws.hpp"
 
 namespace nprf::test::attention_weights_attendance {
 
@@ -22,21 +18,6 @@ namespace {
 constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
 
 using Relative = RelativePosition<double>;
-using Grid = GridPosition<double>;
-
-Mask mask_of(Index n, const std::vector<Index>& keys) {
-  Mask mask = Mask::Constant(n, false);
-  for (const Index j : keys) mask[j] = true;
-  return mask;
-}
-
-// N(0,1), with holes
-Grid grid(Index E) {
-  Matrix<double> b = normal<double>(5, 7, 1), extra = normal<double>(E, E + 2, 2);
-  b(0, 0) = b(2, 4) = b(3, 3) = minus_infinity;
-  if (E > 0) extra(0, 0) = extra(E - 1, 1) = extra(0, 2) = minus_infinity;
-  return {3, 4, b, extra};
-}
 
 }  // namespace
 
@@ -73,7 +54,7 @@ TEST_CASE("a query attends to a key if the bias is not -infinity", "[attention]"
     for (const Index offset : {0, 2, -2})
       check(PreparedPosition<double>(relative, {.direction = direction}, {14, 14, 4, 2}, offset, Pass::forward, team),
             14);
-    const Grid position = grid(2);
+    const GridPosition<double> position = holed_grid(2);
     check(PreparedPosition<double>(position, {.direction = direction}, {14, 14, 4, 2}, 0, Pass::forward, team), 14);
   }
 }

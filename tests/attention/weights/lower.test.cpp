@@ -7,8 +7,8 @@
 #include <limits>
 #include <vector>
 
+#include "attention/weights/holed_grid.hpp"
 #include "nprf/position/alibi.hpp"
-#include "nprf/position/grid.hpp"
 #include "nprf/position/relative.hpp"
 #include "support/attention.hpp"
 #include "support/catch.hpp"
@@ -21,15 +21,6 @@ namespace {
 constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
 
 using Relative = RelativePosition<double>;
-using Grid = GridPosition<double>;
-
-// N(0,1), with holes
-Grid grid(Index E) {
-  Matrix<double> b = normal<double>(5, 7, 1), extra = normal<double>(E, E + 2, 2);
-  b(0, 0) = b(2, 4) = b(3, 3) = minus_infinity;
-  if (E > 0) extra(0, 0) = extra(E - 1, 1) = extra(0, 2) = minus_infinity;
-  return {3, 4, b, extra};
-}
 
 }  // namespace
 
@@ -58,7 +49,7 @@ TEST_CASE("weights are relative to the largest bias of the lags that the directi
 
 TEST_CASE("the weights of all cells share a scale, and the row of an extra token has its own", "[attention]") {
   Workspace workspace;
-  const Grid position = grid(2);
+  const GridPosition<double> position = holed_grid(2);
   for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
     const LagProblem<double> x = lower<double>(position, {.direction = direction}, 0, 14, 14, Pass::forward, workspace);
     std::array<double, 3> largest{minus_infinity, minus_infinity,
@@ -92,7 +83,7 @@ TEST_CASE("if all biases are -infinity, all weights are zero", "[attention]") {
 
 TEST_CASE("a position with slots of its own rejects other numbers of tokens", "[attention]") {
   Workspace workspace;
-  const Grid position = grid(2);
+  const GridPosition<double> position = holed_grid(2);
   const auto make = [&](Index n_q, Index n_k, Index offset) {
     lower<double>(position, {.direction = Direction::bidirectional}, offset, n_q, n_k, Pass::forward, workspace);
   };

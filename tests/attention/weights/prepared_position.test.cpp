@@ -1,14 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/attention/weights/prepared_position.hpp"
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <limits>
 #include <vector>
 
-#include "nprf/position/alibi.hpp"
-#include "nprf/position/grid.hpp"
+#include "attention/weights/holed_grid.hpp"
 #include "nprf/position/relative.hpp"
 #include "support/attention.hpp"
 #include "support/catch.hpp"
@@ -18,10 +13,7 @@ namespace nprf::test::attention_weights_prepared_position {
 
 namespace {
 
-constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
-
 using Relative = RelativePosition<double>;
-using Grid = GridPosition<double>;
 
 std::vector<Index> numbers(const Placement& keys) {
   std::vector<Index> all;
@@ -33,20 +25,6 @@ std::vector<Index> slots(const Placement& keys) {
   std::vector<Index> all;
   for (Index j = 0; j < keys.slots.count; ++j) all.push_back(keys.slots[j]);
   return all;
-}
-
-Mask mask_of(Index n, const std::vector<Index>& keys) {
-  Mask mask = Mask::Constant(n, false);
-  for (const Index j : keys) mask[j] = true;
-  return mask;
-}
-
-// N(0,1), with holes
-Grid grid(Index E) {
-  Matrix<double> b = normal<double>(5, 7, 1), extra = normal<double>(E, E + 2, 2);
-  b(0, 0) = b(2, 4) = b(3, 3) = minus_infinity;
-  if (E > 0) extra(0, 0) = extra(E - 1, 1) = extra(0, 2) = minus_infinity;
-  return {3, 4, b, extra};
 }
 
 }  // namespace
@@ -78,7 +56,7 @@ TEST_CASE("the keys of a call are those before its length whose mask is true", "
 }
 
 TEST_CASE("the keys of a grid are its extra tokens, without slots, and then its cells in their slots", "[attention]") {
-  const Grid position = grid(2);
+  const GridPosition<double> position = holed_grid(2);
   Workspace workspace;
   const PreparedPosition<double> weights(position, {}, {14, 14, 4, 2}, 0, Pass::forward, Team(workspace));
   CHECK(weights.queries().outside == 2);
