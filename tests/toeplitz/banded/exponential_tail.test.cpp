@@ -2,7 +2,6 @@
 #include "nprf/toeplitz/banded/exponential_tail.hpp"
 
 #include <cmath>
-#include <vector>
 
 #include "support/catch.hpp"
 #include "support/error.hpp"
@@ -13,7 +12,6 @@ namespace nprf::test::toeplitz_banded_exponential_tail {
 using toeplitz::band_between;
 using toeplitz::ExponentialTail;
 using toeplitz::Side;
-using toeplitz::TailTiles;
 
 namespace {
 
@@ -69,53 +67,6 @@ TEST_CASE("powers of a tail are right within its table and beyond", "[toeplitz]"
     CHECK(after.power(k) == 1);
   }
   CHECK((!before.flat() && after.flat()));
-}
-
-TEST_CASE(
-    "the weight of a query and a key in a tail is the product of their factors, and tiles have the keys of the tail",
-    "[toeplitz]") {
-  const Index n_q = 90, n_k = 110;
-  const LagWeights<double> c = weights(-(n_q - 1), n_k - 1, -0.05, -0.02);
-  const ProductShape span{n_q, n_k, 1, 1};
-  std::vector<Index> q, k;
-  for (Index s = 0; s < n_q; ++s)
-    if (s % 7 != 3 && (s < 20 || s > 45)) q.push_back(s);
-  for (Index t = 5; t < n_k; ++t)
-    if (t % 5 != 2) k.push_back(t);
-  const Matrix<double> A = Matrix<double>::Ones(static_cast<Index>(q.size()), 1),
-                       B = Matrix<double>::Ones(static_cast<Index>(k.size()), 1);
-  const MatrixView<double> a = A, b = B;
-  const toeplitz::Factors<double> x{a, b, b, Slots{a.rows(), 0, q.data()}, Slots{b.rows(), 0, k.data()}};
-  for (const Side side : {Side::before, Side::after}) {
-    const ExponentialTail<double> tail(side, c.view(), span);
-    const TailTiles<double> tiles(tail, x, 16);
-    for (Index I = 0; I < tiles.tiles(); ++I) {
-      const auto [begin, end] = tiles.queries(I);
-      const Index cut = tiles.cut(I);
-      for (Index j = 0; j < x.keys.slots.count; ++j) {
-        bool in_tail = true;
-        for (Index i = begin; i < end; ++i) {
-          const Index lag = x.keys.slots[j] - x.queries.slots[i];
-          in_tail = in_tail && (side == Side::before ? lag <= tail.edge : lag >= tail.edge);
-        }
-        REQUIRE(in_tail == (side == Side::before ? j < cut : j >= cut));
-        if (!in_tail) continue;
-        for (Index i = begin; i < end; ++i) {
-          const double weight =
-              tail.weight * tail.power(tiles.query_distance(I, i)) * tail.power(tiles.key_distance(I, j));
-          REQUIRE(std::abs(weight / c[x.keys.slots[j] - x.queries.slots[i]] - 1) <= 16 * epsilon<double>);
-        }
-      }
-      CHECK(tiles.any_keys(I) == (side == Side::before ? cut > 0 : cut < x.keys.slots.count));
-      // the keys that the inner tile does not have
-      const Index inner = tiles.inner(I);
-      const bool none = inner < 0 || inner >= tiles.tiles();
-      const auto [new_begin, new_end] = tiles.new_keys(I);
-      CHECK(new_begin == (side == Side::before ? (none ? 0 : tiles.cut(inner)) : cut));
-      CHECK(new_end == (side == Side::before ? cut : none ? x.keys.slots.count : tiles.cut(inner)));
-      CHECK(tiles.distance(I, inner) == (none ? 0 : std::abs(tiles.pivot(I) - tiles.pivot(inner))));
-    }
-  }
 }
 
 }  // namespace nprf::test::toeplitz_banded_exponential_tail

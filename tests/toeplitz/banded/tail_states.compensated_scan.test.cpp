@@ -7,7 +7,6 @@
 
 #include "support/catch.hpp"
 #include "support/error.hpp"
-#include "support/random.hpp"
 
 namespace nprf::test::toeplitz_banded_compensated_scan {
 
@@ -26,43 +25,6 @@ TEST_CASE("windows have each tile once, as many as fit into the cache", "[toepli
         next = windows.end(window);
       }
       CHECK(next == tiles);
-    }
-}
-
-TEMPLATE_TEST_CASE("running sums from either end are the sums of the decayed terms", "[toeplitz]", NPRF_TEST_SCALARS) {
-  using T = TestType;
-  using From = typename CompensatedScan<T>::From;
-  const Index tiles = 75, rows = 3, cols = 7;
-  const Windows windows{tiles, 20};
-  const Matrix<T> X = normal<T>(tiles * rows, cols, 1);
-  std::vector<Index> at{0};  // of the tiles: some far apart
-  for (Index I = 1; I < tiles; ++I) at.push_back(at.back() + 1 + (I * I) % 37);
-  const auto position = [&](Index I) { return at[static_cast<std::size_t>(I)]; };
-  for (const double slope : {0.0, -1e-3, -0.02, -1.0, -1000.0})
-    for (const From from : {From::first, From::last}) {
-      Workspace workspace;
-      const Team team(workspace);
-      CompensatedScan<T> sums(from, windows, rows, cols, slope, workspace);
-      const auto add = [&](Index I, MatrixMap<T> S, Workspace&) { S += X.middleRows(I * rows, rows); };
-      const auto distance = [&](Index I) {
-        const Index J = from == From::first ? I - 1 : I + 1;
-        return J < 0 || J >= tiles ? 0 : std::abs(position(I) - position(J));
-      };
-      sums.prepare(team, add, distance);
-      for (Index window = 0; window < windows.count(); ++window) {
-        sums.fill(window, team, add, distance);
-        for (Index I = windows.begin(window); I < windows.end(window); ++I) {
-          Matrix<double> expected = Matrix<double>::Zero(rows, cols), magnitude = expected;
-          for (Index J = from == From::first ? 0 : I; J < (from == From::first ? I + 1 : tiles); ++J) {
-            const Matrix<double> x = X.middleRows(J * rows, rows).template cast<double>();
-            const double decay = std::exp(slope * static_cast<double>(std::abs(position(I) - position(J))));
-            expected += decay * x;
-            magnitude += decay * x.cwiseAbs();
-          }
-          INFO("slope " << slope << (from == From::first ? " from the first" : " from the last") << ", tile " << I);
-          REQUIRE(worst_ratio(sums.at(I), expected, 4 * epsilon<T> * magnitude) <= 1);
-        }
-      }
     }
 }
 
