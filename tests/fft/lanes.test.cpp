@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/fft/lanes.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <utility>
 #include <vector>
 
 #include "fft/complex_lanes.hpp"
@@ -30,32 +30,6 @@ std::vector<fft::Turn> turns() {
     for (const Index quarter : {-1, 0, 1, 2, 3})
       for (const Index beside : {-1, 0, 1}) all.push_back({quarter * (whole / 4) + beside, whole});
   return all;
-}
-
-// The largest error of (a, b) <- step(a, b, w) over all lanes and angles, in units of eps (|a| + |b|). The expected
-// results are a + expected(b, w) and a - expected(b, w).
-template <class T, class Step, class Expected>
-double butterfly_error(Step&& step, Expected&& expected) {
-  constexpr Index n = 20;
-  const Buffer<fft::ComplexLanes<T>> all = normal_lanes<T>(2 * n, 1);
-  double worst = 0;
-  for (const fft::Turn& turn : turns()) {
-    const fft::Rotation<T> w = fft::Rotation<T>::of(turn);
-    const Complex exact = unit_root(turn.part, turn.whole);
-    for (Index k = 0; k < n; ++k) {
-      const fft::ComplexLanes<T> a = all.data()[2 * k], b = all.data()[2 * k + 1];
-      fft::ComplexLanes<T> plus = a, minus = b;
-      step(plus, minus, w);
-      for (Index l = 0; l < fft::lane_count<T>; ++l) {
-        const Complex difference = expected(lane(b, l), exact);
-        const long double error = std::max(std::abs(lane(plus, l) - (lane(a, l) + difference)),
-                                           std::abs(lane(minus, l) - (lane(a, l) - difference)));
-        const auto ratio = static_cast<double>(error / (std::abs(lane(a, l)) + std::abs(lane(b, l))));
-        if (!(ratio <= worst)) worst = std::isnan(ratio) ? std::numeric_limits<double>::infinity() : ratio;
-      }
-    }
-  }
-  return worst / epsilon<T>;
 }
 
 }  // namespace
@@ -117,25 +91,6 @@ TEMPLATE_TEST_CASE("loading and storing lanes preserves all bits", "[fft]", NPRF
       fft::store_lanes(fft::load_lanes(x.data(), count), y.data(), count);
       CHECK(std::memcmp(x.data(), y.data(), x.size() * sizeof(T)) == 0);
     }
-}
-
-TEMPLATE_TEST_CASE("sum_lanes sums the lanes of each register into one lane, or of one register into a number", "[fft]",
-                   NPRF_TEST_SCALARS) {
-  using T = TestType;
-  constexpr Index W = fft::lane_count<T>;
-  // small integers, so that the sums are exact; all sums differ
-  fft::Lanes<T> x[W];
-  std::vector<T> sums(W, T(0));
-  for (Index k = 0; k < W; ++k)
-    for (Index l = 0; l < W; ++l) {
-      x[k][l] = static_cast<T>((1 + k * k) * (3 + l * (l + k)));
-      sums[static_cast<std::size_t>(k)] += x[k][l];
-    }
-  const fft::Lanes<T> got = fft::sum_lanes<T>(x);
-  for (Index k = 0; k < W; ++k) {
-    CHECK(got[k] == sums[static_cast<std::size_t>(k)]);
-    CHECK(fft::sum_lanes<T>(x[k]) == sums[static_cast<std::size_t>(k)]);
-  }
 }
 
 TEMPLATE_TEST_CASE("each sum of sum_lanes has every lane of its register once and no lane of another", "[fft]",
@@ -257,73 +212,6 @@ TEST_CASE("a turn times an integer is exact, and equal angles have equal roots",
     CHECK(a.im == b.im);
     CHECK(a.re == c.re);
     CHECK(a.im == c.im);
-  }
-}
-
-TEMPLATE_TEST_CASE("a butterfly computes (a + w b, a - w b) for every angle", "[fft]", NPRF_TEST_SCALARS) {
-  using T = TestType;
-  using Z = fft::ComplexLanes<T>;
-  using W = fft::Rotation<T>;
-  const Complex i{0, 1};
-  const auto check = [](auto&& step, auto&& expected) { CHECK(butterfly_error<T>(step, expected) <= 2.5); };
-  check([](Z& a, Z& b, const W& w) { fft::butterfly(a, b, w); }, [](Complex b, Complex w) { return w * b; });
-  check([](Z& a, Z& b, const W& w) { fft::quarter_butterfly(a, b, w); },
-        [i](Complex b, Complex w) { return i * w * b; });
-  check([](Z& a, Z& b, const W& w) { fft::negative_quarter_butterfly(a, b, w); },
-        [i](Complex b, Complex w) { return -i * w * b; });
-  check([](Z& a, Z& b, const W&) { fft::butterfly(a, b); }, [](Complex b, Complex) { return b; });
-  check([](Z& a, Z& b, const W&) { fft::negative_quarter_butterfly(a, b); },
-        [i](Complex b, Complex) { return -i * b; });
-}
-
-TEMPLATE_TEST_CASE("a butterfly without a twiddle factor equals one with the angle 0", "[fft]", NPRF_TEST_SCALARS) {
-  using T = TestType;
-  const Buffer<fft::ComplexLanes<T>> x = normal_lanes<T>(2, 5);
-  const fft::Rotation<T> none = fft::Rotation<T>::of({0, 7});
-  CHECK(none.re == 1);
-  CHECK(none.im == 0);
-  fft::ComplexLanes<T> a = x.data()[0], b = x.data()[1], c = a, d = b;
-  fft::butterfly(a, b);
-  fft::butterfly(c, d, none);
-  for (Index l = 0; l < fft::lane_count<T>; ++l) {
-    CHECK(lane(a, l) == lane(c, l));
-    CHECK(lane(b, l) == lane(d, l));
-  }
-}
-
-TEMPLATE_TEST_CASE("butterflies keep their relative error near overflow and underflow", "[fft]", NPRF_TEST_SCALARS) {
-  using T = TestType;
-  using Limits = std::numeric_limits<T>;
-  using Z = fft::ComplexLanes<T>;
-  // an eighth of the largest number, and small numbers whose rounding errors do not underflow
-  const int digits = Limits::digits;
-  for (const int exponent : {Limits::max_exponent - 3, Limits::min_exponent + 2 * digits})
-    for (const fft::Turn& turn : turns()) {
-      const T size = std::ldexp(T(1), exponent);
-      Z a{fft::Lanes<T>{} + size, fft::Lanes<T>{} - size}, b{fft::Lanes<T>{} - size / 2, fft::Lanes<T>{} + size};
-      const Complex u = lane(a, 0), v = lane(b, 0) * unit_root(turn.part, turn.whole);
-      fft::butterfly(a, b, fft::Rotation<T>::of(turn));
-      INFO("2^" << exponent << ", angle " << turn.part << " / " << turn.whole);
-      const double scale = 5 * epsilon<T> * static_cast<double>(std::abs(u) + std::abs(v));
-      CHECK(static_cast<double>(std::abs(lane(a, 0) - (u + v))) <= scale);
-      CHECK(static_cast<double>(std::abs(lane(b, 0) - (u - v))) <= scale);
-    }
-}
-
-TEMPLATE_TEST_CASE("a NaN in one lane changes no other lane of a butterfly", "[fft]", NPRF_TEST_SCALARS) {
-  using T = TestType;
-  constexpr Index W = fft::lane_count<T>;
-  const Buffer<fft::ComplexLanes<T>> x = normal_lanes<T>(2, 6);
-  const fft::Rotation<T> w = fft::Rotation<T>::of({3, 10});
-  for (Index bad = 0; bad < W; ++bad) {
-    fft::ComplexLanes<T> a = x.data()[0], b = x.data()[1], c = a, d = b;
-    fft::butterfly(a, b, w);
-    d.im[bad] = nan_of<T>;
-    fft::butterfly(c, d, w);
-    for (Index l = 0; l < W; ++l) {
-      CHECK((l == bad ? std::isnan(c.re[l]) : lane(a, l) == lane(c, l)));
-      CHECK((l == bad ? std::isnan(d.re[l]) : lane(b, l) == lane(d, l)));
-    }
   }
 }
 
