@@ -211,23 +211,24 @@ TEST_CASE("a block of a larger matrix can be written, and no entry around it cha
   }
 }
 
-TEST_CASE("inputs are read in place or copied, with the same bits", "[toeplitz]") {
-  const Index n_q = 150, n_k = 140, r = 5, p = 3;
-  const auto A = normal<double>(n_q, r, 1), B = normal<double>(n_k, r, 2), U = normal<double>(n_k, p, 3);
-  const LagWeights<double> c = random_weights<double>(n_q, n_k, 4);
-  const Eigen::MatrixXd A_columns = A, B_columns = B, U_columns = U;
-  Matrix<double> wide = normal<double>(n_k + 2, p + 4, 9);
-  wide.block(1, 3, n_k, p) = U;
-  std::vector<double> memory(static_cast<std::size_t>(n_k * p + 1));
-  const Eigen::Map<Matrix<double>> shifted(memory.data() + 1, n_k, p);
-  Eigen::Map<Matrix<double>>(memory.data() + 1, n_k, p) = U;
-
+TEMPLATE_TEST_CASE("inputs are read in place or copied, with the same bits wherever they are", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
+  using T = TestType;
+  const Index n_q = 150, n_k = 140, r = 11, p = 13;
+  const auto A = normal<T>(n_q, r, 1), B = normal<T>(n_k, r, 2), U = normal<T>(n_k, p, 3);
+  const LagWeights<T> c = random_weights<T>(n_q, n_k, 4);
+  const Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic> A_columns = A, B_columns = B, U_columns = U;
   for (const Engine engine : engines()) {
     INFO(std::string(name(engine)));
-    const Matrix<double> Y = contract<double>(engine, c, A, B, U);
-    CHECK(same_bits(contract<double>(engine, c, A_columns, B_columns, U_columns), Y));
-    CHECK(same_bits(contract<double>(engine, c, A, B, wide.block(1, 3, n_k, p)), Y));
-    CHECK(same_bits(contract<double>(engine, c, A, B, shifted), Y));
+    const Matrix<T> Y = contract<T>(engine, c, A, B, U);
+    CHECK(same_bits(contract<T>(engine, c, A_columns, B_columns, U_columns), Y));
+    for (const Index shift : {1, 2, 3, 7}) {  // of rows that are not contiguous, off alignment
+      Matrix<T> a(n_q, r + 9), b(n_k, r + 8), u(n_k, p + 7), y(n_q, p + 8);
+      a.middleCols(shift, r) = A, b.middleCols(shift, r) = B, u.middleCols(shift, p) = U;
+      contract<T>(engine, c, a.middleCols(shift, r), b.middleCols(shift, r), u.middleCols(shift, p),
+                  y.middleCols(shift, p));
+      CHECK(same_bits<T>(y.middleCols(shift, p), Y));
+    }
   }
 }
 

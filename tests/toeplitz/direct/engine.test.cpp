@@ -100,10 +100,28 @@ TEST_CASE("with one-sided weights later tokens change no bit of earlier rows", "
   CHECK(!same_bits<double>(after.middleRows(now, 1), before.middleRows(now, 1)));
 }
 
-TEST_CASE("the direct engine gives zero for no features and for no weights", "[toeplitz]") {
-  const auto U = normal<double>(4, 2, 3);
-  CHECK(multiply(random_weights<double>(5, 4, 4), Matrix<double>(5, 0), Matrix<double>(4, 0), U).isZero(0));
-  CHECK(multiply({0, Vector<double>()}, normal<double>(5, 2, 1), normal<double>(4, 2, 2), U).isZero(0));
+TEMPLATE_TEST_CASE("the direct engine: a weight of 0 hides a non-finite key from its query, and from no other",
+                   "[toeplitz]", NPRF_TEST_SCALARS) {
+  Workspace workspace;
+  const Team team(workspace);
+  for (const TestType x : {std::numeric_limits<TestType>::infinity(), std::numeric_limits<TestType>::quiet_NaN()}) {
+    InSlots<TestType> causal(40, 40, Slots{40}, Slots{40}, 3, 5);
+    causal.c.values.tail(39).setZero();
+    const Matrix<TestType> before = causal.contract(make_direct, team);
+    causal.B.row(17).setConstant(x);
+    const Matrix<TestType> after = causal.contract(make_direct, team);
+    CHECK(same_bits<TestType>(after.topRows(17), before.topRows(17)));
+    for (Index i = 17; i < 40; ++i) CHECK_FALSE(after.row(i).allFinite());
+  }
+}
+
+TEST_CASE("the direct engine: a weight of NaN is not treated as a weight of 0", "[toeplitz]") {
+  Workspace workspace;
+  const Team team(workspace);
+  InSlots<double> x(40, 40, Slots{40}, Slots{40}, 3, 5);
+  x.c.values.setZero();
+  x.c.values[39] = std::numeric_limits<double>::quiet_NaN();
+  CHECK_FALSE(x.contract_with_ones(make_direct, team).array().isFinite().any());
 }
 
 TEST_CASE("a direct engine computes several products, with other tokens too", "[toeplitz]") {

@@ -94,9 +94,10 @@ TEMPLATE_TEST_CASE("tiles of queries and runs of keys, short or long, add up to 
   Workspace workspace;
   const Team team(workspace);
   const auto check = [&](const InSlots<TestType>& x) {
-    for (const Index rows : {1, 7, 30, 96})
-      for (const Index run : {13, 63, 64, 65, 97, 1000}) {
+    for (const Index rows : {1, 5, 6, 13, 96})
+      for (const Index run : {1, 7, 16, 63, 64, 131, 1000}) {
         INFO(x.name() << ", " << rows << " queries, runs of " << run);
+        CHECK(x.error(Engine::direct, x.contract(make({rows, run}), team)) <= 1);
         CHECK(x.error(Engine::direct, x.contract_with_ones(make({rows, run}), team)) <= 1);
         CHECK(x.error(Engine::direct, x.gradients(make({rows, run}), team)) <= 1);
       }
@@ -104,8 +105,19 @@ TEMPLATE_TEST_CASE("tiles of queries and runs of keys, short or long, add up to 
   check({1, 1, Slots{1}, Slots{1}, 1, 1});
   check({1, 211, Slots{1}, Slots{211}, 2, 3});
   check({97, 1, Slots{97}, Slots{1}, 3, 2});
+  for (const Index p : {1, 4, 9, 16, 33}) check({60, 70, Slots{60}, Slots{70}, 5, p});
+  for (const Index r : {1, 8, 17}) check({60, 70, Slots{50, 3}, Slots{64, 6}, r, 3});
   check({101, 307, Slots{90, 5}, Slots{280, 20}, 5, 9});
   check({103, 211, random_slots(103, 0.6, 1), random_slots(211, 0.7, 2), 3, 2});
+  check({90, 100, random_slots(90, 0.6, 1), all_rows(100), 4, 10});
+  // weights for a few lags only: most blocks have none, or some in one row
+  for (const Index lag : {-60, -1, 0, 30}) {
+    InSlots<TestType> few(90, 100, Slots{90}, Slots{100}, 4, 10);
+    const Vector<TestType> kept = few.c.values.segment(lag + 89, 3);
+    few.c.values.setZero();
+    few.c.values.segment(lag + 89, 3) = kept;
+    check(few);
+  }
 }
 
 TEST_CASE("a tile reads and changes only its queries and its run of keys", "[toeplitz]") {
