@@ -35,6 +35,12 @@ inline bool is_fft(Engine engine) {
   return engine == Engine::lanes || engine == Engine::block_causal || engine == Engine::fftw;
 }
 
+inline std::vector<Engine> fft_engines() {
+  std::vector<Engine> all = engines();
+  std::erase_if(all, [](Engine engine) { return !is_fft(engine); });
+  return all;
+}
+
 /// N(0,1) weights of both signs for all lags between n_q queries and n_k keys.
 template <Real T>
 LagWeights<T> random_weights(Index n_q, Index n_k, std::uint64_t seed) {

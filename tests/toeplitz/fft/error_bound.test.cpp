@@ -47,12 +47,6 @@ struct Errors {
   std::vector<double> all;  // the largest whole error of each row over its error bound
 };
 
-std::vector<Engine> noisy_engines() {
-  std::vector<Engine> all = engines();
-  std::erase_if(all, [](Engine engine) { return !is_fft(engine); });
-  return all;
-}
-
 template <class T>
 void add_errors(Errors& found, const Matrix<T>& got, const Product& expected, double growth,
                 const Vector<double>& bounds) {
@@ -75,7 +69,7 @@ std::vector<Errors> errors(const LagWeights<T>& c, const Factors<T>& x) {
   const MatrixView<T> a = x.A, b = x.B, u = x.U;
   const toeplitz::Factors<T> factors{a, b, u, Slots{n_q}, Slots{n_k}};
   std::vector<Errors> all;
-  for (const Engine engine : noisy_engines()) {
+  for (const Engine engine : fft_engines()) {
     Workspace workspace;
     const Team team(workspace);
     Matrix<T> Y(n_q, p), sums(n_q, 1);
@@ -97,7 +91,7 @@ TEMPLATE_TEST_CASE("errors of entries beyond direct rounding are at most 1.25 ti
                    "[toeplitz][long]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n_q = 290, n_k = 310, r = 5, p = 9;
-  std::vector<Errors> all(noisy_engines().size());
+  std::vector<Errors> all(fft_engines().size());
   for (const Hostile& one : hostile())
     for (const bool causal : {false, true})
       for (const double frequency : {0.0, 0.3})  // values of the cosine's frequency are in resonance
@@ -113,8 +107,8 @@ TEMPLATE_TEST_CASE("errors of entries beyond direct rounding are at most 1.25 ti
             x.U.row(j).setConstant(static_cast<T>(std::cos(frequency * static_cast<double>(j))));
           const std::vector<Errors> here = errors(c, x);
           for (std::size_t e = 0; e < here.size(); ++e) {
-            INFO(name(noisy_engines()[e]) << ", " << one.name << (causal ? ", causal" : "") << ", values of frequency "
-                                          << frequency << ", spread " << spread);
+            INFO(name(fft_engines()[e]) << ", " << one.name << (causal ? ", causal" : "") << ", values of frequency "
+                                        << frequency << ", spread " << spread);
             CHECK(here[e].most <= 1.25);
             all[e].all.insert(all[e].all.end(), here[e].all.begin(), here[e].all.end());
           }
@@ -146,7 +140,7 @@ TEMPLATE_TEST_CASE("the error bound includes the underflow beside values that no
     x.U.row(200).setZero();
     const std::vector<Errors> all = errors(c, x);
     for (std::size_t e = 0; e < all.size(); ++e) {
-      INFO(name(noisy_engines()[e]) << ", A " << of.a << " B " << of.b << ", at most " << of.largest_b);
+      INFO(name(fft_engines()[e]) << ", A " << of.a << " B " << of.b << ", at most " << of.largest_b);
       CHECK(all[e].most <= 1.25);
     }
   }

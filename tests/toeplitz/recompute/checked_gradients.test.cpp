@@ -22,12 +22,6 @@ namespace {
 
 constexpr double never = std::numeric_limits<double>::infinity();
 
-std::vector<Engine> noisy_engines() {
-  std::vector<Engine> all = engines();
-  std::erase_if(all, [](Engine engine) { return !is_fft(engine); });
-  return all;
-}
-
 template <class T>
 struct Found {
   toeplitz::Gradients<T> d;
@@ -168,7 +162,7 @@ TEMPLATE_TEST_CASE("checked gradients: errors are at most the tolerance and dire
         default: break;
       }
       x.settle();
-      for (const Engine engine : noisy_engines()) {
+      for (const Engine engine : fft_engines()) {
         const Found<T> found = x.find(engine, tolerance_of<T>);
         const auto e = x.errors(found);
         INFO(name(engine) << ", " << bias.name << ", last lag " << last << ", " << kind << ": dA " << e.queries
@@ -186,7 +180,7 @@ TEMPLATE_TEST_CASE("checked gradients: errors are at most the tolerance and dire
 TEMPLATE_TEST_CASE("checked gradients: none is recomputed if the weights are balanced", "[toeplitz]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
-  for (const Engine engine : noisy_engines()) {
+  for (const Engine engine : fft_engines()) {
     INFO(name(engine));
     const Case<T> x(170, 150, hostile_biases()[0], 150);
     const Found<T> found = x.find(engine, tolerance_of<T>), engines_own = x.find(engine, never);
@@ -213,7 +207,7 @@ TEMPLATE_TEST_CASE("checked gradients: keys whose features cancel are measured b
   x.x.all_positive = false;
   x.x.A.col(1) = -x.x.A.col(0), x.x.A.col(3) = -x.x.A.col(2);
   x.settle();
-  for (const Engine engine : noisy_engines()) CHECK(x.find(engine, tolerance_of<T>).checks.keys == 0);
+  for (const Engine engine : fft_engines()) CHECK(x.find(engine, tolerance_of<T>).checks.keys == 0);
 }
 
 TEMPLATE_TEST_CASE("checked gradients: if few fail their bound, only these are recomputed", "[toeplitz]",
@@ -224,7 +218,7 @@ TEMPLATE_TEST_CASE("checked gradients: if few fail their bound, only these are r
   const double small = sizeof(T) == 4 ? 1e-3 : 1e-8;
   const HostileBias bias{"a gap", [=](double lag) { return lag > -few ? std::log(small) : 0; }};
   const Case<T> x(n, n, bias, 0);
-  for (const Engine engine : noisy_engines()) {
+  for (const Engine engine : fft_engines()) {
     const Found<T> found = x.find(engine, tolerance_of<T>), own = x.find(engine, never);
     INFO(name(engine) << ": " << found.checks.queries << ", " << found.checks.keys << ", " << found.checks.lags);
     // rows that differ from those of the engine
@@ -257,7 +251,7 @@ TEMPLATE_TEST_CASE("checked gradients: features of both signs whose squares over
   x.x.A = normal<T>(n, 4, 1), x.x.B = normal<T>(n, 4, 2), x.x.all_positive = false;
   for (Index i = 0; i < n; ++i) x.x.A.row(i) *= static_cast<T>(std::exp(slope * static_cast<double>(n - 1 - i)));
   x.settle();
-  for (const Engine engine : noisy_engines()) {
+  for (const Engine engine : fft_engines()) {
     const Found<T> found = x.find(engine, tolerance_of<T>, false);
     const auto e = x.errors(found);
     INFO(name(engine) << ": dB " << e.keys << ", dU " << e.values << "; recomputed " << found.checks.keys);
@@ -269,7 +263,7 @@ TEMPLATE_TEST_CASE("checked gradients: if most fail their bound, all are recompu
   using T = TestType;
   const Index n_q = 170, n_k = 150;
   const HostileBias steep{"steep", [](double lag) { return 0.3 * lag; }};
-  for (const Engine engine : noisy_engines()) {
+  for (const Engine engine : fft_engines()) {
     INFO(name(engine));
     const Case<T> x(n_q, n_k, steep, n_k);
     const Found<T> found = x.find(engine, sizeof(T) == 4 ? 1e-6 : 1e-15), all = x.find(engine, 0);
@@ -283,7 +277,7 @@ TEMPLATE_TEST_CASE("checked gradients: with tolerance 0 they are those of the di
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n_q = 150, n_k = 170;
-  for (const Engine engine : noisy_engines())
+  for (const Engine engine : fft_engines())
     for (const bool with_lags : {false, true}) {
       INFO(name(engine));
       const Case<T> x(n_q, n_k, hostile_biases()[0], n_k);
@@ -300,7 +294,7 @@ TEMPLATE_TEST_CASE("checked gradients: with an infinite tolerance they are those
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const HostileBias& bias : hostile_biases())
-    for (const Engine engine : noisy_engines()) {
+    for (const Engine engine : fft_engines()) {
       INFO(name(engine) << ", " << bias.name);
       const Found<T> found = Case<T>(60, 170, bias, 170).find(engine, never);
       CHECK((found.checks.queries == 0 && found.checks.keys == 0 && found.checks.lags == 0));
@@ -323,7 +317,7 @@ TEST_CASE("checked gradients: without queries or keys they are zero", "[toeplitz
   const LagWeights<double> c = random_weights<double>(20, 30, 4);
   const Matrix<double> none(0, 4), B = normal<double>(30, 4, 1), U = normal<double>(30, 3, 2), no_rows(0, 3);
   const MatrixView<double> a = none, b = B, u = U, g = no_rows;
-  for (const Engine engine : noisy_engines()) {
+  for (const Engine engine : fft_engines()) {
     const toeplitz::Product<double> product(engine, c.view(), {20, 30, 4, 3}, team);
     toeplitz::Gradients<double> d({0, 30, 4, 3});
     d.dc.setZero(product.num_lags());
@@ -343,7 +337,7 @@ TEMPLATE_TEST_CASE("checked gradients: no bit depends on the number of threads",
     for (const HostileBias& bias : {hostile_biases()[1], hostile_biases()[3]}) {
       Case<T> x(400, 420, bias, 420);
       x.x.all_positive = all_positive;
-      for (const Engine engine : noisy_engines())
+      for (const Engine engine : fft_engines())
         for (const double tolerance : {0.0, tolerance_of<T>}) {
           Found<T> first{toeplitz::Gradients<T>({}), {}};
           with_team_sizes([&](const Team& team) {
