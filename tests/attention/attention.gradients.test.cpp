@@ -128,25 +128,6 @@ TEST_CASE("the gradients of the biases sum to 0, because a common offset changes
   }
 }
 
-TEST_CASE("the gradient of the values is the adjoint of attention, which is linear in them", "[attention]") {
-  const Index n_q = 300, n_k = 200;
-  const Tokens<float> x = random_tokens<float>(n_q, n_k, d, 5);
-  const Matrix<float> direction = normal<float>(n_k, 5, 8), dy = normal<float>(n_q, 5, 9);
-  for (const Engine engine : engines()) {
-    const Attention attention(orf<float>(d, 8, 7), AlibiPosition<float>(0.01f), {.engine = engine});
-    Saved<float> saved;
-    attention.forward(x.q, x.k, x.v, saved);
-    const auto inner = [](const Matrix<float>& a, const Matrix<float>& b) {
-      return a.cast<double>().cwiseProduct(b.cast<double>()).sum();
-    };
-    const Matrix<float> dv = attention.backward(saved, dy).values, moved = attention(x.q, x.k, direction);
-    const double size = dv.cast<double>().norm() * direction.cast<double>().norm();
-    INFO(std::string(name(engine)));
-    CHECK(std::abs(inner(dv, direction) - inner(dy, moved)) <=
-          epsilon<float> * std::sqrt(static_cast<double>(n_q)) * size);
-  }
-}
-
 TEST_CASE("in float each gradient is the adjoint of the derivative of attention", "[attention]") {
   const Index n_q = 300, n_k = 200, d_v = 5;
   const Tokens<float> x = random_tokens<float>(n_q, n_k, d, d_v);

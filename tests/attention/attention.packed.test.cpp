@@ -141,18 +141,6 @@ TEST_CASE("packed sequences with padding equal separate calls", "[attention]") {
   });
 }
 
-TEST_CASE("one packed sequence equals a sequence that is not packed", "[attention]") {
-  const Index n = 150;
-  const Tokens<double> x = random_tokens<double>(n, n, d, 2);
-  const Lengths one{0, n};
-  for (const Engine engine : engines()) {
-    const Packed attention = make({.engine = engine}, 200);
-    CHECK(same_bits(attention(x.q, x.k, x.v, {.cumulative_lengths = one}), attention(x.q, x.k, x.v)));
-    CHECK(same_bits(attention(x.q, x.k, x.v, {.cumulative_lengths = one, .key_cumulative_lengths = one}),
-                    attention(x.q, x.k, x.v)));
-  }
-}
-
 TEST_CASE("packed sequences do not attend to each other", "[attention]") {
   const Lengths lengths{0, 10, 40, 75};
   const Tokens<double> x = random_tokens<double>(75, 75, d, 2);

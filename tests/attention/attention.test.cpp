@@ -4,7 +4,6 @@
 #include <cmath>
 #include <limits>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -127,70 +126,6 @@ TEST_CASE("an impulse in the values gives a column of the attention matrix", "[a
       CHECK(difference(attention, x, run(attention, x), Matrix<double>(P.col(j))) <= 1);
     }
   });
-}
-
-TEST_CASE("causal rows do not depend on later tokens", "[attention]") {
-  const Index n = 200, now = 131;
-  const Tokens<double> x = random_tokens<double>(n, n, d, 2);
-  Tokens<double> changed = x;
-  changed.q.bottomRows(n - now) *= -2;
-  changed.k.bottomRows(n - now) = 3 * normal<double>(n - now, d, 44);
-  changed.v.bottomRows(n - now) *= 1e3;
-  for (const Engine engine : engines()) {
-    const AttentionOptions options{.direction = Direction::causal, .engine = engine};
-    INFO(std::string(name(engine)));
-    // positive features of keys omit a factor, their maximum, to which later keys contribute: equal up to rounding
-    const Attention positive(features(), table(n), options);
-    const Matrix<double> before = run(positive, x), after = run(positive, changed);
-    const Matrix<double> tolerance = attention_tolerance(positive, engine, changed, after);
-    CHECK(worst_ratio(after.topRows(now), before.topRows(now), 2 * tolerance.topRows(now)) <= 1);
-    CHECK(largest_row_error(after.middleRows(now, 1), before.middleRows(now, 1)) > 1e-3);
-    // elu features omit no factor
-    const Attention elu(EluFeatures<double>(d), table(n), options);
-    if (engine == Engine::direct) CHECK(same_bits<double>(run(elu, changed).topRows(now), run(elu, x).topRows(now)));
-  }
-}
-
-TEST_CASE("block-causal attention: no bit depends on later tokens", "[attention][long]") {
-  const Index n = 700;
-  const double infinity = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
-  const Tokens<double> x = random_tokens<double>(n, n, d, 2);
-  const auto check = [&](const auto& attention) {
-    const Matrix<double> y = run(attention, x);
-    for (const Index now : {1, 127, 128, 300, 513, 699}) {
-      const Index later = n - now;
-      const auto same = [&](const char* what, auto&& change) {
-        Tokens<double> other = x;
-        change(other);
-        INFO(what << " from " << now << " on");
-        CHECK(same_bits<double>(run(attention, other).topRows(now), y.topRows(now)));
-      };
-      same("other tokens", [&](Tokens<double>& z) {
-        z.q.bottomRows(later) = 3 * normal<double>(later, d, 43);
-        z.k.bottomRows(later) = 3 * normal<double>(later, d, 44);
-        z.v.bottomRows(later) = 1e3 * normal<double>(later, z.v.cols(), 45);
-      });
-      for (const double value : {0.0, 1e300, infinity, nan}) {
-        same("keys", [&](Tokens<double>& z) { z.k.bottomRows(later).setConstant(value); });
-        same("values", [&](Tokens<double>& z) { z.v.bottomRows(later).setConstant(value); });
-        same("one key", [&](Tokens<double>& z) { z.k(now, 0) = value; });
-        same("one value", [&](Tokens<double>& z) { z.v(now, 0) = value; });
-      }
-    }
-  };
-  for (const Normalization normalization : {Normalization::unit(), Normalization::none()}) {
-    const AttentionOptions options{
-        .direction = Direction::causal, .normalization = normalization, .engine = Engine::block_causal};
-    check(Attention(orf<double>(d, m, 7), table(n), options));
-    check(Attention(trf<double>(d, m, 7), table(n), options));
-    check(Attention(EluFeatures<double>(d), table(n), options));
-    // so steep that the first rows are recomputed in double
-    const Attention steep(orf<double>(d, m, 7), Relative(Vector<double>::LinSpaced(2 * n - 1, 2 * n, -2 * n)), options);
-    Report report;
-    steep(x.q, x.k, x.v, {.report = &report});
-    REQUIRE(report.repaired_rows > 128);
-    check(steep);
-  }
 }
 
 TEST_CASE("block-causal attention: a key of large norm does not affect the precision of earlier rows", "[attention]") {
@@ -443,16 +378,6 @@ TEST_CASE("rows that underflow are recomputed and finite", "[attention]") {
     CHECK(y.allFinite());
     CHECK(report.repaired_rows > 100);
     CHECK(report.empty_rows == 0);
-    if (engine != Engine::direct) continue;
-    // e^-0.1(n-1-i) < 2^-150 for i < 1007
-    CHECK(report.repaired_rows >= 1000);
-    const double tolerance = 16 * epsilon<float>;  // a row in double over features in float
-    for (const Index i : {0, 1, 2, 500, 1000}) {
-      const Tokens<float> row{x.q.row(i), x.k, x.v};
-      const Matrix<float> expected = reference::kernelized_attention(attention, row.q, row.k, row.v, i);
-      INFO("row " << i);
-      CHECK(worst_ratio(y.row(i), expected, tolerance) <= 1);
-    }
   }
 }
 
@@ -596,40 +521,13 @@ TEST_CASE("row-major matrices, maps and blocks are viewed in place", "[attention
   CHECK(MatrixView<float>(columns).data() != columns.data());
 }
 
-TEST_CASE("results are bitwise equal for any memory layout of the inputs", "[attention]") {
-  using Strided = Eigen::Map<Matrix<double>, 0, Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>>;
+TEST_CASE("results are bitwise equal for column-major inputs, and for a vector of values", "[attention]") {
   const Index n = 75, d_v = 3;
   const Tokens<double> x = random_tokens<double>(n, n, d, d_v);
-  const Eigen::MatrixXd q = x.q, k = x.k, v = x.v;  // column-major
-  Matrix<double> wide = normal<double>(n + 2, 20, 9);
-  wide.block(1, 1, n, d) = x.q;
-  wide.block(2, 5, n, d) = x.k;
-  wide.block(0, 11, n, d_v) = x.v;
-  const Matrix<double>& read_only = wide;
-  std::vector<double> memory(static_cast<std::size_t>(6 * n * (d + d_v) + 9));
-  const Strided q_strided(memory.data() + 1, n, d, {2 * d + 1, 2}),
-      v_strided(memory.data() + 4 * n * d, n, d_v, {2 * d_v, 2});
-  Strided(memory.data() + 1, n, d, {2 * d + 1, 2}) = x.q;
-  Strided(memory.data() + 4 * n * d, n, d_v, {2 * d_v, 2}) = x.v;
-
+  const Eigen::MatrixXd q = x.q, k = x.k, v = x.v;
   const auto check = [&](const auto& attention) {
     const Matrix<double> y = run(attention, x);
     CHECK(same_bits(attention(q, k, v), y));
-    CHECK(same_bits(attention(read_only.block(1, 1, n, d), read_only.block(2, 5, n, d), read_only.block(0, 11, n, d_v)),
-                    y));
-    CHECK(same_bits(attention(q_strided, x.k, v_strided), y));
-    // maps at every alignment within 64 bytes
-    for (Index shift = 0; shift < 8; ++shift) {
-      std::vector<double> q_memory(static_cast<std::size_t>(n * d + 8)), k_memory = q_memory;
-      std::vector<double> v_memory(static_cast<std::size_t>(n * d_v + 8));
-      Eigen::Map<Matrix<double>> q_map(q_memory.data() + shift, n, d), k_map(k_memory.data() + shift, n, d),
-          v_map(v_memory.data() + shift, n, d_v);
-      q_map = x.q;
-      k_map = x.k;
-      v_map = x.v;
-      INFO("shift " << shift);
-      CHECK(same_bits(attention(q_map, k_map, v_map), y));
-    }
     // one column of values, as a vector or as a column of a matrix
     const Matrix<double> column = x.v.col(1);
     const Vector<double> vector = x.v.col(1);
@@ -709,31 +607,6 @@ TEST_CASE("a feature map that returns a wrong shape is rejected", "[attention]")
   columns.extra_columns = -1;
   check_invalid([&] { run(Attention(rows, table(3)), x); }, {"feature map", "5 x 3", "got 6 x 3"});
   check_invalid([&] { run(Attention(columns, table(3)), x); }, {"feature map", "6 x 3", "got 6 x 2"});
-}
-
-TEST_CASE("eight threads share one attention", "[attention][threads]") {
-  const auto check = [](const auto& attention) {
-    using T = typename std::decay_t<decltype(attention)>::Scalar;
-    const auto work = [&](Index t) {
-      const Tokens<T> x = random_tokens<T>(150 + 97 * t, 200 + 61 * t, d, 2, static_cast<std::uint64_t>(t));
-      return attention(x.q, x.k, x.v);
-    };
-    std::vector<Matrix<T>> together(8);
-    std::vector<std::thread> threads;
-    for (Index t = 0; t < 8; ++t)
-      threads.emplace_back([&, t] {
-        for (int round = 0; round < 3; ++round) together[static_cast<std::size_t>(t)] = work(t);
-      });
-    for (std::thread& thread : threads) thread.join();
-    for (Index t = 0; t < 8; ++t) {
-      INFO("thread " << t);
-      CHECK(same_bits(together[static_cast<std::size_t>(t)], work(t)));
-    }
-  };
-  for (const Engine engine : engines()) {
-    check(Attention(features(), table(50), {.engine = engine}));
-    check(Attention(orf<float>(d, m, 7), AlibiPosition<float>(0.01f), {.engine = engine}));
-  }
 }
 
 namespace {
