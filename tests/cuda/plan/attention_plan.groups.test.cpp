@@ -125,7 +125,7 @@ TEST_CASE("a group of heads has the results of repeated keys where rows are reco
   const auto taylor = [](std::uint64_t) { return TaylorFeatures<float>({.input_dim = d, .directions = 3}); };
   for (const bool shares_map : {true, false}) {
     INFO((shares_map ? "one map" : "a map for each head"));
-    // by tiles, in the log domain, and by exact softmax
+    // by tiles, from features, and by exact softmax
     CHECK(check_repeated(model_of_heads(shares_map, causal, random_map, ramp(-60)), cuda::Engine::cufft) > 0);
     CHECK(check_repeated(model_of_heads(shares_map, {}, random_map, ramp(600)), cuda::Engine::direct) > 0);
     CHECK(check_repeated(model_of_heads(shares_map, near, random_map, ramp(-60)), cuda::Engine::cufft) > 0);

@@ -45,7 +45,7 @@ TEST_CASE("the sums of a recomputed row do not depend on other rows, with one pa
   }
 }
 
-TEST_CASE("rows in the log domain are independent for heads and sequences, with few or many blocks", "[cuda]") {
+TEST_CASE("recomputed rows are independent for heads and sequences, with few or many blocks", "[cuda]") {
   const Index batch = 2, heads = 2, n = 70, d = 6, d_v = 5;
   const auto before = stand_in::settings();
   cuda::AttentionModel model;
@@ -105,7 +105,7 @@ TEST_CASE("results are bitwise reproducible, in whatever order threads run", "[c
     }
   };
   check(cuda::Engine::cufft, -60, {.direction = Direction::causal});             // rows are recomputed by tiles,
-  check(cuda::Engine::direct, 600, {});                                          // in the log domain,
+  check(cuda::Engine::direct, 600, {});                                          // from features,
   check(cuda::Engine::cufft, -60, {.direction = Direction::causal, .near = 5});  // and by exact softmax
 }
 

@@ -17,14 +17,15 @@ namespace nprf::cuda {
 template <Storage S>
 struct NormalizeTask {
   CheckedSums sums;
-  bool positive;            // whether the features are
-  DeviceMatrixView<S> y;    // [.., n_q, p]
-  RowList log_domain_rows;  // rows without full precision, to be recomputed in the log domain; null `rows`: none
+  bool positive;          // whether the features are
+  DeviceMatrixView<S> y;  // [.., n_q, p]
+  RowList
+      failing_rows;  // rows without full precision, to be recomputed (exact/recomputed_rows.cuh); null: there are none
   AttentionMask attention_mask;
   Counts* counts;
 };
 
-/// Counts a row with the denominator D, or lists it to be recomputed in the log domain.
+/// Counts a row with the denominator D, or lists it to be recomputed.
 template <Storage S>
 __device__ void classify_row(const NormalizeTask<S>& task, int z, int i, std::ptrdiff_t row, float D) {
   if (D != D) return;
@@ -33,8 +34,8 @@ __device__ void classify_row(const NormalizeTask<S>& task, int z, int i, std::pt
     atomicAdd(&task.counts->empty_rows, 1);
     return;
   }
-  if (!has_precision && task.log_domain_rows.rows) {
-    task.log_domain_rows.append(z, i);
+  if (!has_precision && task.failing_rows.rows) {
+    task.failing_rows.append(z, i);
     return;
   }
   if (has_precision && D > 0 && !task.sums.is_recomputed(row)) return;
@@ -42,7 +43,6 @@ __device__ void classify_row(const NormalizeTask<S>& task, int z, int i, std::pt
   for (int c = 0; c < task.sums.sums.p; ++c) is_finite &= fabsf(task.sums.numerator(row, c)) <= largest_float;
   if (!is_finite) return;
   if (D <= 0) atomicAdd(&task.counts->indefinite_rows, 1);
-  if (!has_precision) atomicAdd(&task.counts->imprecise_rows, 1);
   if (task.sums.is_recomputed(row)) atomicAdd(&task.counts->repaired_rows, 1);
 }
 

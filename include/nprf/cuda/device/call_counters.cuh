@@ -21,8 +21,8 @@ struct Counts {
   int empty_rows;         // attend to no key, and are zero
   int indefinite_rows;    // their denominator is not positive
   int repaired_rows;      // recomputed, since rounding or underflow may have made them inaccurate
-  int log_domain_rows;    // of these, the rows recomputed in the log domain: their denominator underflows
-  int imprecise_rows;     // not recomputed, although D underflows or overflows: the features have no logarithms
+  int softmax_rows;       // of these, the rows by exact softmax
+  int imprecise_rows;     // zero, since D underflows or overflows even relative to the largest bias: only elu features
   float fft_error_bound;  // largest FFT error bound of the rows that were not recomputed, relative to their largest |v|
 };
 
@@ -40,7 +40,7 @@ struct RowList {
 /// The counters of a call. They are contiguous in memory, so that one memset clears them.
 struct Counters {
   Counts* counts;
-  int *failed_rows, *log_domain_rows;  // [z]: sizes of the row lists
+  int *failed_rows, *recomputed_rows;  // [z]: sizes of the row lists
   int* largest;                        // [z]: magnitude of the largest |v|; see power_of_two_scale
 
   static Counters take(Scratch& scratch, int z) {
@@ -48,7 +48,7 @@ struct Counters {
     Counters counters{};
     counters.counts = scratch.take<Counts>(1);
     counters.failed_rows = scratch.take<int>(all);
-    counters.log_domain_rows = scratch.take<int>(all);
+    counters.recomputed_rows = scratch.take<int>(all);
     counters.largest = scratch.take<int>(all);
     return counters;
   }

@@ -50,7 +50,9 @@ struct Operand {
     return x;
   }
 
-  __device__ const S* of(int z) const { return data + z / heads * batch_stride + z % heads / group * head_stride; }
+  __device__ __forceinline__ const S* of(int z) const {
+    return data + z / heads * batch_stride + z % heads / group * head_stride;
+  }
 
  private:
   Operand() = default;
@@ -88,14 +90,25 @@ __device__ __forceinline__ void copy_tile(Load&& load, Store&& store) {
   }
 }
 
+/// What the tokens of a matrix are multiplied by when they are loaded: token t by of[t], or by 1.
+struct TokenFactors {
+  const float* of;
+
+  __device__ __forceinline__ float operator()(int t) const { return of[t]; }
+};
+struct NoFactors {
+  __device__ __forceinline__ float operator()(int) const { return 1; }
+};
+
 /// Loads the tile of x (tokens,channels) that begins at token t0 and channel k0, of the matrix at `data`; zero beyond
 /// the end of x. All `threads` threads of the block take part. Returns true if this thread has loaded a NaN or an
 /// infinity.
-template <int tokens, int channels, int threads, int in_flight = 8, class S>
-__device__ __forceinline__ bool load_tile(const TileLayout& tile, const Operand<S>& x, const S* data, int t0, int k0) {
+template <int tokens, int channels, int threads, int in_flight = 8, class S, class Factors = NoFactors>
+__device__ __forceinline__ bool load_tile(const TileLayout& tile, const Operand<S>& x, const S* data, int t0, int k0,
+                                          const Factors& factors = {}) {
   const auto load = [&](int t, int k) {
     const bool is_inside = (t0 + t < x.tokens) & (k0 + k < x.channels);
-    return is_inside ? to_float(data[(t0 + t) * x.token_stride + (k0 + k) * x.channel_stride]) : 0.0f;
+    return is_inside ? factors(t0 + t) * to_float(data[(t0 + t) * x.token_stride + (k0 + k) * x.channel_stride]) : 0.0f;
   };
   bool found = false;
   const auto store = [&](int t, int k, float value) {
@@ -112,41 +125,28 @@ __device__ __forceinline__ bool load_tile(const TileLayout& tile, const Operand<
 
 /// Loads the same tile, to memory in which channels are `stride` scalars apart. Aligned rows are loaded 16 bytes at a
 /// time, 8 channels of a token by lanes next to each other, and stored without bank conflicts if stride % 32 is 4.
-template <int tokens, int channels, int threads, int stride, class S>
-__device__ __forceinline__ void load_tile_of_rows(float* tile, const Operand<S>& x, const S* data, int t0, int k0) {
+template <int tokens, int channels, int threads, int stride, class S, class Factors = NoFactors>
+__device__ __forceinline__ void load_tile_of_rows(float* tile, const Operand<S>& x, const S* data, int t0, int k0,
+                                                  const Factors& factors = {}) {
   if (!x.has_aligned_rows) {
-    load_tile<tokens, channels, threads, 2>({tile, 1, stride}, x, data, t0, k0);
+    load_tile<tokens, channels, threads, 2>({tile, 1, stride}, x, data, t0, k0, factors);
     return;
   }
   constexpr int width = 16 / sizeof(S), lanes = 8 / width, groups = threads / lanes,
                 turns = tokens * channels / 8 / groups;
-  static_assert(tokens * channels / 8 % groups == 0);
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % lanes * width;
+  static_assert(tokens * channels / 8 % groups == 0 && groups % tokens == 0);
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % lanes * width, t = thread / lanes % tokens;
+  const float factor = t0 + t < x.tokens ? factors(t0 + t) : 1.0f;
 #pragma unroll
   for (int turn = 0; turn < turns; ++turn) {
-    const int e = turn * groups + thread / lanes;
-    const int t = e % tokens, k = e / tokens * 8 + lane;
+    const int k = (turn * groups + thread / lanes) / tokens * 8 + lane;
     uint4 all{};
     if (t0 + t < x.tokens && k0 + k < x.channels)
       all = __ldg(reinterpret_cast<const uint4*>(data + (t0 + t) * x.token_stride + k0 + k));
     S values[width];
     std::memcpy(values, &all, sizeof(all));
 #pragma unroll
-    for (int i = 0; i < width; ++i) tile[(k + i) * stride + t] = to_float(values[i]);
-  }
-}
-
-/// Loads `tokens` tokens from t0 on, and the first `channels` channels, of x, the matrix at `data`, into a tile; zero
-/// beyond the end of x. All threads of the block take part.
-template <class S>
-__device__ __forceinline__ void load_tokens(const TileLayout& tile, const Operand<S>& x, const S* data, int t0,
-                                            int tokens, int channels) {
-  const bool along_tokens = x.token_stride == 1;
-  for (int e = static_cast<int>(threadIdx.x); e < tokens * channels; e += static_cast<int>(blockDim.x)) {
-    const int t = along_tokens ? e % tokens : e / channels, k = along_tokens ? e / tokens : e % channels;
-    const bool is_inside = t0 + t < x.tokens && k < x.channels;
-    tile.values[t * tile.token_step + k * tile.channel_step] =
-        is_inside ? to_float(data[(t0 + t) * x.token_stride + k * x.channel_stride]) : 0.0f;
+    for (int i = 0; i < width; ++i) tile[(k + i) * stride + t] = factor * to_float(values[i]);
   }
 }
 

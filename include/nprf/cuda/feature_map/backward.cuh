@@ -57,7 +57,7 @@ class FeatureGradients {
           add_outer(m_dx[tile_of_d], s() + k * stride + m_row, w() + k * stride + m_column);
       }
     }
-    add_up(g_phi, [&](int t, float sum) { return sum + log_domain_g_phi(t); });
+    add_up(g_phi, [](int, float sum) { return sum; });
     const float sign = f.kind == FeatureKind::trigonometric ? 1.0f : -1.0f;
     for_each_quad([&](int tile_of_d, int k0) {
       const Quad z = quad(has_gradient_tile ? m_z_tile : x(), k0);
@@ -203,10 +203,6 @@ class FeatureGradients {
   __device__ __forceinline__ const float* phi(int f) const {
     return m_phi + static_cast<std::ptrdiff_t>(f) * m_task.features.stride;
   }
-  __device__ __forceinline__ float log_domain_g_phi(int t) const {
-    const bool has = m_task.log_domain.g_phi && m_t0 + t < n() && m_task.log_domain.any_in(m_z);
-    return has ? m_task.log_domain.g_phi[row(t)] : 0.0f;
-  }
 
   // ---- loads of gradients of 4 features of a token: two lanes load 32 bytes, and the 16 tokens of a warp are in
   // different banks of s()
@@ -249,20 +245,18 @@ class FeatureGradients {
     const FeatureTask<S>& all = m_task.features;
     const int f = f0 + k, m = all.m, t = load_token();
     const bool trigonometric = all.kind == FeatureKind::trigonometric, single = all.kind == FeatureKind::positive;
-    const bool is_inside = m_t0 + t < n(), has_log_domain = m_task.log_domain.any_in(m_z) && is_inside;
+    const bool is_inside = m_t0 + t < n();
     float g_1[4], g_2[4] = {}, g_phi = 0;
     load_gradients(f, m, g_1);
     if (!single) load_gradients(m + f, 2 * m, g_2);
     const float *phi_1 = phi(f) + t, *phi_2 = phi(m + f) + t;
-    const float* de = m_task.log_domain.de + (static_cast<std::ptrdiff_t>(m_z) * m + f) * n() + m_t0 + t;
 #pragma unroll
-    for (int e = 0; e < 4; ++e, phi_1 += all.stride, phi_2 += all.stride, de += n()) {
+    for (int e = 0; e < 4; ++e, phi_1 += all.stride, phi_2 += all.stride) {
       const bool exists = is_inside && f + e < m;
       const float first = exists ? *phi_1 : 0.0f, second = exists && !single ? *phi_2 : 0.0f;
       g_phi += gradient_times(g_1[e], first) + gradient_times(g_2[e], second);
-      float s_f = trigonometric ? gradient_times(g_1[e], second) - gradient_times(g_2[e], first)
-                                : gradient_times(g_1[e], first) - gradient_times(g_2[e], second);
-      if (has_log_domain && exists) s_f += *de;
+      const float s_f = trigonometric ? gradient_times(g_1[e], second) - gradient_times(g_2[e], first)
+                                      : gradient_times(g_1[e], first) - gradient_times(g_2[e], second);
       s()[(k + e) * stride + t] = s_f;
     }
     return g_phi;
@@ -315,7 +309,7 @@ class FeatureGradients {
   // adds the gradients of x' by exact pairs
   __device__ __forceinline__ void add_exact() {
     const int d = m_task.features.x.channels;
-    if (!m_task.exact) return;
+    if (!m_task.exact || (m_task.exact_rows && m_task.exact_rows[m_z] == 0)) return;
     for_each_quad([&](int tile_of_d, int k0) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {

@@ -32,7 +32,7 @@ struct DeviceCentring {
 
 /// Sets the tile z (d_padded,tokens) to the coordinates of the tile x, and returns the logarithm of the factor of this
 /// thread's token. All threads of the block must call it, and synchronise before they read z.
-template <class Shape = FeatureShape>
+template <class Shape>
 __device__ __forceinline__ float centre(const CentringConstants& constants, int d, int d_padded, const float* x,
                                         float* z, float* scratch) {
   const int t = static_cast<int>(threadIdx.x) % Shape::tokens, g = static_cast<int>(threadIdx.x) / Shape::tokens;

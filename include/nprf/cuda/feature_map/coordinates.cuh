@@ -54,7 +54,7 @@ __device__ __forceinline__ NormalisedToken token_of(const FeatureTask<S, Feature
 
 /// The data of this thread's token, from |x|^2. Computing radius / |x| does not overflow or underflow. All threads of
 /// the block must call it.
-template <class Shape = FeatureShape, Storage S, class Feature>
+template <class Shape, Storage S, class Feature>
 __device__ __forceinline__ NormalisedToken measure(const FeatureTask<S, Feature>& task, const float* x, float* scratch,
                                                    float square) {
   if (!(task.radius > 0)) return token_of(task, square);
@@ -77,7 +77,7 @@ __device__ __forceinline__ NormalisedToken measure(const FeatureTask<S, Feature>
 }
 
 /// x' = factor x of this thread's token, in place.
-template <class Shape = FeatureShape>
+template <class Shape>
 __device__ __forceinline__ void scale_token(float* x, int d, float factor) {
   const int t = static_cast<int>(threadIdx.x) % Shape::tokens, g = static_cast<int>(threadIdx.x) / Shape::tokens;
 #pragma unroll 8
@@ -85,7 +85,7 @@ __device__ __forceinline__ void scale_token(float* x, int d, float factor) {
 }
 
 /// Normalises the tokens in place. Returns the data of this thread's token.
-template <class Shape = FeatureShape, Storage S, class Feature>
+template <class Shape, Storage S, class Feature>
 __device__ __forceinline__ NormalisedToken normalise(const FeatureTask<S, Feature>& task, float* x, float* scratch) {
   const int d = task.x.channels;
   const NormalisedToken token = measure<Shape>(task, x, scratch, square_of<Shape>(x, d, scratch));
@@ -102,7 +102,7 @@ struct TokenCoordinates {
 
 /// Of the normalised tile x' of a head, which the tile of z follows if there is a centring. All threads of the block
 /// must call it; they are synchronised at the end.
-template <class Shape = FeatureShape, Storage S, class Feature>
+template <class Shape, Storage S, class Feature>
 __device__ __forceinline__ TokenCoordinates coordinates_of(const FeatureTask<S, Feature>& task, int head, float* x,
                                                            float* scratch, const NormalisedToken& token) {
   const int d = task.x.channels;

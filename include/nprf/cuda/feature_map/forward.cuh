@@ -33,10 +33,10 @@ class TileFeatures : public ProjectedTile<kind, S, Feature> {
     if (divides_by_largest) {
       const float largest = largest_projection(z);
       if (has_own_token()) bases()[threadIdx.x] = -largest;
-      store_log_factor(m_log_factor + largest / exponent_unit<kind>);
+      store_factors(m_log_factor + largest / exponent_unit<kind>);
     } else {
       if (has_own_token()) bases()[threadIdx.x] = m_tokens.base(m_log_factor, m_own.finite);
-      store_log_factor(m_log_factor);
+      store_factors(m_log_factor);
     }
     __syncthreads();
     for (int f0 = 0; f0 < count(); f0 += Shape::chunk) {
@@ -63,8 +63,8 @@ class TileFeatures : public ProjectedTile<kind, S, Feature> {
   }
 
   // for this thread's token
-  __device__ __forceinline__ void store_log_factor(float x) const {
-    if (has_own_token()) m_tokens.store_log_factor(own_token(), x);
+  __device__ __forceinline__ void store_factors(float log_factor) const {
+    if (has_own_token()) m_tokens.store_factors(own_token(), log_factor, m_own.factor);
   }
 
   // stores the first or the second features of the projections of a chunk

@@ -10,16 +10,6 @@
 
 namespace nprf::cuda {
 
-/// Terms of rows in the log domain (attention/recompute_log_domain_backward.cuh), which are added to s and to g.phi of
-/// exponential features.
-struct LogDomainTerms {
-  const int* counts = nullptr;   // [z]: number of such rows; null: none
-  const float* de = nullptr;     // [z, m, n]: added to s; valid if there are such rows
-  const float* g_phi = nullptr;  // [z, n]: added to g.phi; null: nothing
-
-  __device__ __forceinline__ bool any_in(int z) const { return counts && counts[z] > 0; }
-};
-
 /// dL/dx of queries or keys, from g = dL/dphi. With the normalised token x':
 ///
 ///     positive, hyperbolic   dx' = sum_f s_f w_f - (g.phi) x'   s_f = g_f phi_f - g_{m+f} phi_{m+f}
@@ -36,11 +26,11 @@ template <Storage S>
 struct FeatureGradientTask {
   FeatureTask<S> features;  // as in the forward pass; phi is read
   CheckedSums dphi;         // [.., n, r]
-  LogDomainTerms log_domain;
   int z;
   DeviceMatrixView<S> dx;
   const float* exact = nullptr;  // [z, n, d]: added to dx', the gradients of exact pairs (attention/exact); null: none
-  float* dx_of_z = nullptr;      // [z, n, d]: gets dx in place of `dx`, whose matrices a group of z shares; null: none
+  const int* exact_rows = nullptr;  // [z]: 0 where `exact` has nothing and is not valid; null: it is valid
+  float* dx_of_z = nullptr;  // [z, n, d]: gets dx in place of `dx`, whose matrices a group of z shares; null: none
 };
 
 /// gradient * factor; 0 if the gradient is 0, even if the factor is not finite.
@@ -51,8 +41,8 @@ __device__ __forceinline__ float gradient_times(float gradient, float factor) {
 /// A tile of tokens (channels,tokens) in shared memory. Neighbouring threads can store four channels each of a token,
 /// or load a channel each of four tokens, without bank conflicts.
 struct FeatureGradientShape {
-  static constexpr int tokens = 64, groups = 4, threads = tokens * groups, at_once = 4;  // as in FeatureShape
-  static constexpr int k_tile = 32, stride = TileShape::stride;                          // of w, as in TileShape
+  static constexpr int tokens = 64, groups = 4, threads = tokens * groups, at_once = 4;
+  static constexpr int k_tile = 32, stride = TileShape::stride;  // of w, as in TileShape
   static_assert(tokens == TileShape::tile && threads == TileShape::threads);
 
   /// Where channel k of token t is. The gap of 16 bytes after 4 channels shifts the next ones to other banks.

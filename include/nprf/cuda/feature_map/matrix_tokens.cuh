@@ -43,9 +43,11 @@ class MatrixTokens {
     if (kind == FeatureKind::quadratic && !is_finite) return not_a_number;
     return m_task.queries ? 1.0f : expf(log_factor - shift);
   }
-  /// Stores what the features of a query are divided by, if that is requested.
-  __device__ __forceinline__ void store_log_factor(int token, float x) const {
-    if (m_task.log_factors && token < n()) m_task.log_factors[static_cast<std::ptrdiff_t>(m_z) * n() + token] = x;
+  /// Stores what the features of a query are divided by and what a token is multiplied by, if they are requested.
+  __device__ __forceinline__ void store_factors(int token, float log_factor, float factor) const {
+    if (token >= n()) return;
+    if (m_task.log_factors) m_task.log_factors[static_cast<std::ptrdiff_t>(m_z) * n() + token] = log_factor;
+    if (m_task.factors) m_task.factors[static_cast<std::ptrdiff_t>(m_matrix) * n() + token] = factor;
   }
   /// Raises the largest log-scale of the matrix to that of the warp's tokens. Those that are not finite are ignored.
   __device__ __forceinline__ void store_log_scale(int token, float log_scale) const {

@@ -16,8 +16,8 @@ namespace nprf::cuda {
 /// The shape of the kernels that compute features of tiles of tokens. A lane has the tokens 2 lane and 2 lane + 1, and
 /// a warp 8 projections at a time, in two turns: a block has `chunk` projections of each of its tokens in registers.
 struct FeatureTile {
-  static constexpr int tokens = 64, groups = 2, threads = tokens * groups, at_once = 4;  // as in FeatureShape
-  static constexpr int stride = 2 * (tokens + 2);                                        // of pairs of channels
+  static constexpr int tokens = 64, groups = 2, threads = tokens * groups, at_once = 4;
+  static constexpr int stride = 2 * (tokens + 2);  // of pairs of channels
   static constexpr int warps = threads / 32, turns = 2, group = 8, chunk = turns * warps * group;
   static constexpr int blocks = 5;  // of a multiprocessor at least, which limits registers
   static constexpr int piece = 8;   // features of a token that are stored at once if they have 16 bits

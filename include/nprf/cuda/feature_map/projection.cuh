@@ -38,25 +38,4 @@ __device__ __forceinline__ float feature_of(float z, float scale, float base) {
   }
 }
 
-/// z[i] = w_{first + i}.x' of the token of a tile that begins at x.
-template <class Shape = FeatureShape, Storage S, class Feature>
-__device__ __forceinline__ void project(const FeatureTask<S, Feature>& task, const float* w, const float* x, int first,
-                                        float (&z)[Shape::at_once]) {
-  multiply_rows<Shape>(w, task.m, task.d_padded, x, nullptr, first, z);
-}
-
-/// Calls f(first, count, z) for the projections z[i] = w_{first + i}.x' of this thread's token and group, up to
-/// `at_once` at a time.
-template <class Shape = FeatureShape, Storage S, class Feature, class F>
-__device__ __forceinline__ void project(const FeatureTask<S, Feature>& task, const float* x, F&& f) {
-  constexpr int at_once = Shape::at_once;
-  const int t = static_cast<int>(threadIdx.x) % Shape::tokens, g = static_cast<int>(threadIdx.x) / Shape::tokens;
-  const float* w = task.w + static_cast<int>(blockIdx.y) % task.x.heads * task.w_stride;
-  for (int first = g * at_once; first < task.m; first += Shape::groups * at_once) {
-    float z[at_once] = {};
-    project<Shape>(task, w, x + Shape::at(0, t), first, z);
-    f(first, min(at_once, task.m - first), z);
-  }
-}
-
 }  // namespace nprf::cuda

@@ -17,7 +17,7 @@ struct QuadraticConstants {
   static constexpr float half_root = 0.70710678118654752f;
 
   /// Feature f of the token of a tile that begins at z, without the row's factor.
-  template <class Shape = FeatureShape>
+  template <class Shape>
   __device__ __forceinline__ float feature(int f, const float* z) const {
     const uint2 at = coordinates[f];
     if (at.x == none) return 1;
@@ -29,7 +29,7 @@ struct QuadraticConstants {
 
   /// The logarithm of the factor of this thread's token, log_scale + sum_l curvature_l z_l^2 / 2. All threads of the
   /// block must call it.
-  template <class Shape = FeatureShape>
+  template <class Shape>
   __device__ __forceinline__ float log_factor(int d, const float* z, float* scratch) const {
     const int t = static_cast<int>(threadIdx.x) % Shape::tokens, g = static_cast<int>(threadIdx.x) / Shape::tokens;
     float sum = 0;

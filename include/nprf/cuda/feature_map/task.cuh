@@ -58,6 +58,7 @@ struct FeatureTask {
   DeviceQuadratic quadratic = {};
   float* log_factors = nullptr;  // [z, n] of queries: the logarithm that the features of a row are divided by; null:
                                  // not requested. Without the normalisation of the map by a power of r
+  float* factors = nullptr;      // [z / group, n]: the factor of x' = factor x; null: not requested
   int group = 1;                 // of queries 1
   const int2* sinks = nullptr;   // [sequence] of keys, as in SinksTask: their features are zero; null: no sinks
   ProjectionFragments fragments = {};  // of w
@@ -87,8 +88,6 @@ struct FeatureTask {
 
   /// Tiles of tokens in shared memory: x', and z if there is a centring.
   __host__ __device__ int tiles() const { return centring.values ? 2 : 1; }
-  __host__ __device__ int tile_size() const { return FeatureShape::stride * d_padded; }
-  std::size_t shared() const { return FeatureShape::shared(d_padded, tiles()); }
   /// Whether the backward pass needs a tile for the gradient of the coordinates.
   bool has_gradient_tile() const { return centring.values || kind == FeatureKind::quadratic; }
 };

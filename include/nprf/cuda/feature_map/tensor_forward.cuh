@@ -49,10 +49,10 @@ class TensorFeatures {
     if (divides_by_largest) {
       const float largest = largest_projection();  // all lanes take part
       base = m_own.finite ? -largest : not_a_number;
-      if (lane() % 4 < 2) m_tokens.store_log_factor(own_token(), m_log_factor + largest / exponent_unit<kind>);
+      store_factors(m_log_factor + largest / exponent_unit<kind>);
     } else {
       base = m_tokens.base(m_log_factor, m_own.finite);
-      if (lane() % 4 < 2) m_tokens.store_log_factor(own_token(), m_log_factor);
+      store_factors(m_log_factor);
     }
     float scales[2], bases[2];
     of_both_tokens(m_scale, scales);
@@ -86,6 +86,11 @@ class TensorFeatures {
                               from + min(token(1), last) * m_task.x.token_stride};
     const ProjectionFragments& fragments = m_task.fragments;
     return {rows, fragments.values + z % m_task.x.heads * fragments.stride, m_task.x.channels};
+  }
+
+  __device__ __forceinline__ void store_factors(float log_factor) const {
+    const float factor = fminf(m_own.factor * m_projection.own_scale(), largest_float);
+    if (lane() % 4 < 2) m_tokens.store_factors(own_token(), log_factor, factor);
   }
 
   // of scalars that each lane has for its own token

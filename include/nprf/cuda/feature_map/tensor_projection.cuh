@@ -138,6 +138,8 @@ class TensorProjection {
 
   /// Whether no token is extreme, or scale_extreme() has been called.
   __device__ __forceinline__ bool is_scaled() const { return !has_range_of_float || m_is_scaled; }
+  /// The 2^e below of token g + 8 h, for the lanes with lane % 2 = h; 1 unless it is extreme.
+  __device__ __forceinline__ float own_scale() const { return lane() % 2 ? m_scales[1] : m_scales[0]; }
   /// Makes the following projections and squares those of x 2^e for tokens that are extreme, where 2^e takes the
   /// largest |x_k| to [1/2, 1). The argument is that of token g + 8 h for the lanes with lane % 2 = h.
   __device__ __forceinline__ void scale_extreme(bool is_extreme) {

@@ -10,22 +10,9 @@
 
 namespace nprf::cuda {
 
-/// A tile of tokens (channels,tokens) in shared memory: `groups` threads share a token, and channels are `stride`
-/// scalars apart. Each thread computes `at_once` features at a time.
-struct FeatureShape {
-  static constexpr int tokens = 64, groups = 4, threads = tokens * groups, at_once = 4;
-  static constexpr int stride = tokens + 1;
-
-  /// Where channel k of token t is. The functions that have a parameter Shape use this of their shape.
-  __host__ __device__ static constexpr int at(int k, int t) { return k * stride + t; }
-
-  /// The bytes of some tiles and of the scratch memory of reductions.
-  static std::size_t shared(int d_padded, int tiles = 1) {
-    return sizeof(float) * static_cast<std::size_t>(stride * d_padded * tiles + (groups + 1) * tokens);
-  }
-};
-
-/// One token, which all threads of a block share.
+/// One token, which all threads of a block share. Other shapes of tiles of tokens in shared memory have the same
+/// members: `groups` threads share a token and compute `at_once` features each at a time; channel k of token t is at
+/// at(k, t).
 struct OneTokenShape {
   static constexpr int tokens = 1, groups = 256, threads = groups, at_once = 1;
   static constexpr int stride = 1, warps = threads / 32;
@@ -61,7 +48,7 @@ __device__ __forceinline__ void load_tokens(float* tile, const Operand<S>& x, co
 
 /// The reduction by f over the groups of threads that share a token; all threads of the block must call it. The scratch
 /// memory has a float for each thread, or for each warp if there is one token.
-template <class Shape = FeatureShape, class F>
+template <class Shape, class F>
 __device__ __forceinline__ float over_groups(float* scratch, float x, F&& f) {
   const int thread = static_cast<int>(threadIdx.x);
   if constexpr (Shape::tokens == 1) {
@@ -85,7 +72,7 @@ __device__ __forceinline__ float over_groups(float* scratch, float x, F&& f) {
 
 /// z[i] = w_{first + i}.(x - mean) for the rows w (count,d_padded) from `first` on, of the token of a tile that begins
 /// at x. A null mean is zero.
-template <class Shape = FeatureShape>
+template <class Shape>
 __device__ __forceinline__ void multiply_rows(const float* w, int count, int d_padded, const float* x,
                                               const float* mean, int first, float (&z)[Shape::at_once]) {
   for (int k = 0; k < d_padded; k += 4) {

@@ -23,11 +23,13 @@ namespace nprf::cuda {
 ///     plan.backward(q, k, v, dy, {dq, dk, dv}, {}, stream);      // needs PlanOptions::gradients
 ///
 /// If the rounding error of an FFT may exceed half of the tolerance in a row of y, relative to the largest |v| that the
-/// row attends to, the row is recomputed by tiles; an infinite tolerance disables this. With any engine, rows whose
-/// denominator underflows are recomputed in the log domain if the features are exponential. With a near field or
-/// attention sinks, and with quadratic features, such rows and those whose terms cancel are computed by exact softmax
-/// instead, as on the CPU. The near field, sinks and these rows are in float for any storage type. A NaN or an infinity
-/// in a query affects only its own row; in a key or a value it affects only the rows that attend to it.
+/// row attends to, the row is recomputed by tiles; an infinite tolerance disables this. With any engine, a row whose
+/// denominator underflows is recomputed from its features, with weights relative to its largest bias; if the features
+/// underflow, beside the largest of the head's keys, it is that of exact softmax, or zero if they do not estimate exp.
+/// With a near field or attention sinks, and with quadratic features, such rows and those whose terms cancel are
+/// computed by exact softmax instead, as on the CPU. The near field, sinks and rows of exact softmax are in float for
+/// any storage type. A NaN or an infinity in a query affects only its own row; in a key or a value it affects only the
+/// rows that attend to it.
 ///
 /// Bits: the same call of a plan gives the same bits each time, in any stream, with any workspace, and beside any other
 /// work of the device. Sums of floating-point numbers have a fixed order: atomic operations are on integers alone,
@@ -83,10 +85,9 @@ class AttentionPlan {
 
   /// Computes the gradients of L from dy [batch, heads, n_q, d_v] = dL/dy and the same inputs. It needs no results of
   /// forward. Those of a head of keys and values are the sums over its group of queries. The gradients are zero for
-  /// rows that attend to no key, for rows whose denominator underflows unless the features are exponential or the plan
-  /// computes such rows by exact softmax, and for keys that are padding. With an FFT engine, a non-finite query that
-  /// attends to a key makes all gradients of its head and of its position non-finite. Throws as forward does, and
-  /// InvalidArgument if the plan has no gradients.
+  /// rows that attend to no key, for rows that are zero since features underflow, and for keys that are padding. With
+  /// an FFT engine, a non-finite query that attends to a key makes all gradients of its head and of its position
+  /// non-finite. Throws as forward does, and InvalidArgument if the plan has no gradients.
   void backward(const View& q, const View& k, const View& v, const View& dy, const PlanGradients<S>& gradients,
                 const PlanCall& call, cudaStream_t stream) const;
 

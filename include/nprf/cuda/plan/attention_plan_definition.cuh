@@ -12,7 +12,6 @@
 #include "nprf/config.hpp"
 #include "nprf/cuda/attention/checked_product.cuh"
 #include "nprf/cuda/attention/normalize.cuh"
-#include "nprf/cuda/attention/recompute_log_domain.cuh"
 #include "nprf/cuda/device/call_counters.cuh"
 #include "nprf/cuda/device/device_matrix.hpp"
 #include "nprf/cuda/device/kernel_loading.hpp"
@@ -55,20 +54,17 @@ class AttentionPlan<S>::Implementation {
         m_product(m_device, m_engine, m_model.product_shape(), m_model.toeplitz(), options.slab_bytes,
                   feature_type_of<S>(m_device, m_model, m_engine)),
         m_checked_product(m_device, m_product.shape(), m_product.weights(), m_product.length(), m_model.positive(),
-                          options.tolerance) {
+                          options.tolerance),
+        m_exact(m_device, m_model, m_product, options.slab_bytes) {
     require(options.tolerance >= 0, "tolerance: expected 0 or more, got ", options.tolerance);
     if (options.stream_ordered && !m_device.has_memory_pools)
       throw BackendError("stream_ordered: expected a device with memory pools (cudaMallocAsync), got one without");
     const int tiles = m_model.is_centred() ? 2 : 1;
-    const std::size_t shared = m_model.has_log_domain() ? LogDomainShape::shared(m_model.d_padded(), tiles, m_model.m())
-                                                        : FeatureShape::shared(m_model.d_padded(), tiles);
-    const std::size_t of_features = FeatureTile::shared(m_model.d_padded(), tiles, m_product.on_tensor_cores());
-    require(std::max(shared, of_features) <= m_device.shared_bytes,
-            "input_dim and num_features: expected sizes that fit in ", m_device.shared_bytes,
-            " bytes of shared memory, got ", m_model.d(), " and ", m_model.m());
+    require(FeatureTile::shared(m_model.d_padded(), tiles, m_product.on_tensor_cores()) <= m_device.shared_bytes,
+            "input_dim: expected a size that fits in ", m_device.shared_bytes, " bytes of shared memory, got ",
+            m_model.d());
     if constexpr (MmaFactor<S>)
       if (m_product.on_tensor_cores()) m_model.template split_projections<S>(m_device, stream);
-    if (m_model.has_exact_rows()) m_exact.emplace(m_device, m_model, m_product, options.slab_bytes);
     if (options.gradients)
       m_backward.emplace(m_device, m_model, m_product, options.slab_bytes, options.gradients_on_tensor_cores);
     queue_weights(stream);
@@ -138,7 +134,6 @@ class AttentionPlan<S>::Implementation {
   struct Arrays {
     std::byte *phi_q, *phi_k;  // in the layout of Product::operand_A() and operand_B()
     int* max_log_scale;        // [z / feature_group]
-    int* rows;                 // [z, n_q]: rows to recompute
     bool* present;             // [batch, n_k]: keys that are no padding, if a call has lengths
     typename Product<S>::Arrays product;
     typename CheckedProduct<S>::Arrays checks;
@@ -179,8 +174,7 @@ class AttentionPlan<S>::Implementation {
     m_backward->queue(parts(), {of_q, of_k, of_v, of_y, nullptr}, gradients, arrays.backward, stream);
   }
 
-  // queues the features, the product with its recomputed rows, y = N / D, and the rows that are recomputed in the log
-  // domain
+  // queues the features, the sums, y = N / D, and the rows whose D underflows, unless those have been replaced
   template <class Feature>
   void queue_forward(const View& q, const View& k, const Columns<S>& U, const DeviceMatrixView<S>& y,
                      const Arrays& arrays, cudaStream_t stream) const {
@@ -191,29 +185,20 @@ class AttentionPlan<S>::Implementation {
     FeatureTask<S, Feature> queries = m_model.features<S>(q, true, U.mask, nullptr, phi_q, m_product.stride(n_q)),
                             keys = m_model.features<S>(k, false, U.mask, arrays.max_log_scale, phi_k,
                                                        m_product.stride(n_k));
-    queries.log_factors = arrays.exact.log_factors;
-    if (m_exact) m_exact->queue_sinks(m_model, U.mask, arrays.exact, stream);
-    keys.sinks = arrays.exact.sinks;
+    m_exact.prepare(m_model, queries, keys, arrays.exact, stream);
     queue_features(queries, keys, z, stream);
+    const typename ExactPlan<S>::template Inputs<Feature> inputs{queries, keys, U, m_product};
     CheckedSums sums{arrays.product.sums};
-    if (m_exact)
-      sums = m_exact->template queue<Feature>(
-          m_model, {q, k, queries, keys, U, m_product, arrays.product, m_checked_product, arrays.checks}, arrays.exact,
-          stream);
+    if (m_exact.has_field())
+      sums = m_exact.queue(m_model, inputs, arrays.product, m_checked_product, arrays.checks, arrays.exact, stream);
     else if constexpr (std::is_same_v<Feature, float>)
       sums = m_checked_product.queue(m_product, phi_q, phi_k, U, arrays.product, arrays.checks, stream);
     else
       m_product.queue(phi_q, phi_k, U, arrays.product, stream);
-    const RowList log_domain_rows{m_model.has_log_domain() ? arrays.rows : nullptr, counters.log_domain_rows, n_q};
-    queue_normalize(
-        NormalizeTask<S>{sums, m_model.positive(), y, log_domain_rows, m_model.attention_mask(U.mask), counters.counts},
-        stream);
-    if (log_domain_rows.rows)
-      queue_log_domain(
-          LogDomainTask<S>{m_model.features<S, float>(q, true, nullptr, nullptr, nullptr, 0),
-                           m_model.features<S, float>(k, false, U.mask, nullptr, nullptr, 0), U, m_model.bias(),
-                           m_model.weights().last_attended, log_domain_rows, y, counters.counts},
-          z, 2 * m_device.multiprocessors, stream);
+    queue_normalize(NormalizeTask<S>{sums, m_model.positive(), y, m_exact.has_field() ? RowList{} : arrays.exact.rows,
+                                     m_model.attention_mask(U.mask), counters.counts},
+                    stream);
+    if (!m_exact.has_field()) m_exact.queue_rows(m_model, inputs, sums, y, counters.counts, arrays.exact, stream);
   }
 
   // the shape, with the number of heads of keys where it is 0
@@ -234,11 +219,11 @@ class AttentionPlan<S>::Implementation {
   void queue_weights(cudaStream_t stream) const {
     m_product.queue_spectrum(stream);
     m_checked_product.queue_weights(m_model.bias(), stream);
-    if (m_exact) m_exact->queue_weights(stream);
+    m_exact.queue_weights(stream);
     if (m_backward) m_backward->queue_weights(stream);
   }
 
-  ForwardParts<S> parts() const { return {m_model, m_product, m_checked_product, m_exact ? &*m_exact : nullptr}; }
+  ForwardParts<S> parts() const { return {m_model, m_product, m_checked_product, m_exact}; }
 
   Arrays take(Scratch& scratch) const {
     Arrays arrays{};
@@ -249,11 +234,11 @@ class AttentionPlan<S>::Implementation {
       arrays.phi_q = m_product.take_A(area);
       arrays.phi_k = m_product.take_B(area);
       arrays.max_log_scale = area.take<int>(m_model.needs_log_scales() ? z / m_model.feature_group() : 0);
-      arrays.rows = area.take<int>(z, m_model.n_q());
       arrays.product = m_product.take(area);
       bool* recomputed = area.take<bool>(z, m_model.n_q());
-      arrays.checks = m_checked_product.take(area, recomputed, arrays.rows, counters);
-      if (m_exact) arrays.exact = m_exact->take(m_model, area);
+      arrays.exact = m_exact.take(m_model, area, counters, m_exact.has_field());
+      int* failed_rows = m_exact.has_field() ? area.take<int>(z, m_model.n_q()) : arrays.exact.rows.rows;
+      arrays.checks = m_checked_product.take(area, recomputed, failed_rows, counters);
     };
     const auto backward = [&](Scratch& area) {
       if (m_backward) arrays.backward = m_backward->take(parts(), area);
@@ -289,7 +274,7 @@ class AttentionPlan<S>::Implementation {
   Engine m_engine;
   Product<S> m_product;
   CheckedProduct<S> m_checked_product;
-  std::optional<ExactPlan<S>> m_exact;
+  ExactPlan<S> m_exact;
   std::optional<PlanBackward<S>> m_backward;
   DeviceMemory m_workspace;
   DeviceMemory m_counts;  // Counts, if calls allocate their workspace; else none

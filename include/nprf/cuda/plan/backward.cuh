@@ -7,7 +7,6 @@
 
 #include "nprf/cuda/attention/checked_product.cuh"
 #include "nprf/cuda/attention/exact/backward.cuh"
-#include "nprf/cuda/attention/recompute_log_domain_backward.cuh"
 #include "nprf/cuda/attention/recompute_tiled.cuh"
 #include "nprf/cuda/device/device_matrix.hpp"
 #include "nprf/cuda/device/kernel_loading.hpp"
@@ -35,8 +34,7 @@ namespace nprf::cuda {
 /// PlanOptions::gradients_on_tensor_cores the three products are computed from factors that are rounded to the storage
 /// type, and so is Y, except with an ExactPlan; the gradients of lags, features and inputs stay in float. With an FFT
 /// engine, the gradients of parameters add about twice the time of the forward pass. The gradients of recomputed rows
-/// of Y are computed by tiles from H, their part of G. The gradients of rows whose D underflows are computed in the log
-/// domain (attention/recompute_log_domain_backward.cuh). With an ExactPlan, the gradients of its exact pairs are added
+/// of Y are computed by tiles from H, their part of G. Those of the pairs of an ExactPlan are added
 /// (attention/exact/backward.cuh). For all other rows the rounding error of an FFT is relative to the largest gradients
 /// of the head. Where a group of queries shares keys and values, their gradients are computed for each head of queries,
 /// and then added in the order of the heads.
@@ -72,15 +70,13 @@ class Backward {
 
   /// Scratch memory of a call.
   struct Arrays {
-    float *phi_q, *phi_k;           // [z, r, stride(n_q)] [z / feature_group, r, stride(n_k)]
-    int *max_log_scale, *rows;      // [z / feature_group] [z, n_q]
-    bool* recomputed;               // [z, n_q]
-    SelectedQueries selected;       // those rows, of FFT engines
-    float *G, *H, *U;               // [z, p + 1, stride(n_q)] [z, p + 1, stride(n_q)] [z, p + 1, stride(n_k)]
-    float* db;                      // [position, entries]: of lags, then of the border of a grid
-    float* dk;                      // [z, n_k, d], if a group of z shares keys; else null
-    LogDomainGradients log_domain;  // of exponential features
-    LogDomainScratch log_domain_scratch;
+    float *phi_q, *phi_k;       // [z, r, stride(n_q)] [z / feature_group, r, stride(n_k)]
+    int *max_log_scale, *rows;  // [z / feature_group] [z, n_q]: rows that fail the FFT error bound
+    bool* recomputed;           // [z, n_q]
+    SelectedQueries selected;   // those rows, of FFT engines
+    float *G, *H, *U;           // [z, p + 1, stride(n_q)] [z, p + 1, stride(n_q)] [z, p + 1, stride(n_k)]
+    float* db;                  // [position, entries]: of lags, then of the border of a grid
+    float* dk;                  // [z, n_k, d], if a group of z shares keys; else null
     typename ExactPlan<S>::Arrays exact;
     ExactGradients exact_gradients;
     typename Product<S>::Arrays Y, tensor_Y;  // in float, of which only the states if the other one is computed
@@ -110,13 +106,19 @@ class Backward {
     arrays.db = scratch.take<float>(model.positions(), model.entries());
     if (model.group() > 1) arrays.dk = scratch.take<float>(z, model.n_k(), model.d());
     arrays.rows_of_factors = m_products.take_rows(scratch);
-    if (exact) {
-      arrays.exact = exact->take(model, scratch);
-      arrays.exact_gradients = ExactGradients::take(scratch, model.bias(), z, model.n_q(), model.n_k(), model.d(), p);
+    arrays.exact = exact.take(model, scratch, counters, true);
+    arrays.exact_gradients = ExactGradients::take(scratch, model.bias(), z, model.n_q(), model.n_k());
+    const auto take_exact = [&](float*& to, Scratch& area, int n, int channels) {
+      to = area.take<float>(z, n, channels);
+    };
+    ExactGradients& of_pairs = arrays.exact_gradients;
+    if (exact.has_field()) {
+      take_exact(of_pairs.dq, scratch, model.n_q(), model.d());
+      take_exact(of_pairs.dk, scratch, model.n_k(), model.d());
+      take_exact(of_pairs.dv, scratch, model.n_k(), p);
     }
-    if (model.has_log_domain())
-      arrays.log_domain =
-          LogDomainGradients::take(scratch, counters.log_domain_rows, z, model.n_q(), model.n_k(), model.m(), p);
+    // others are computed when the products' sums are there, to which those of features are added
+    const bool in_areas = !exact.has_field() && model.falls_back_to_softmax();
     scratch.overlap(
         [&](Scratch& area) {
           if (computes_tensor_Y(forward)) {
@@ -128,16 +130,18 @@ class Backward {
           arrays.checks = checked_product.take(area, arrays.recomputed, arrays.rows, counters);
           arrays.lags = m_lags.take(area);
           if (!m_is_tiled) arrays.correlation = m_correlation.take(area);
-          if (model.has_log_domain())
-            arrays.log_domain_scratch = LogDomainScratch::take(area, z, model.n_q(), model.n_k(), model.m());
         },
         [&](Scratch& area) {
           arrays.dA = m_products.take_dA(area);
           const int extra = m_parts_of_dA - 1;
           float* N = area.take<float>(extra, z, model.n_q(), r);
           arrays.extra_dA = {N, area.take<float>(extra, z, model.n_q()), extra, r, arrays.dA.sums.rows};
+          if (in_areas) take_exact(of_pairs.dq, area, model.n_q(), model.d());
         },
-        [&](Scratch& area) { arrays.dB = m_products.take_dB(area, m_extra_parts); },
+        [&](Scratch& area) {
+          arrays.dB = m_products.take_dB(area, m_extra_parts);
+          if (in_areas) take_exact(of_pairs.dk, area, model.n_k(), model.d());
+        },
         [&](Scratch& area) { arrays.dU = m_products.take_dU(area, m_extra_parts); });
     return arrays;
   }
@@ -151,18 +155,18 @@ class Backward {
     TokenFeatures tokens{
         model.features<S>(inputs.q, true, inputs.key_mask, nullptr, arrays.phi_q, Y.stride(n_q)),
         model.features<S>(inputs.k, false, inputs.key_mask, arrays.max_log_scale, arrays.phi_k, Y.stride(n_k))};
-    tokens.queries.log_factors = arrays.exact.log_factors;
-    if (forward.exact) forward.exact->queue_sinks(model, inputs.key_mask, arrays.exact, stream);
-    tokens.keys.sinks = arrays.exact.sinks;
+    forward.exact.prepare(model, tokens.queries, tokens.keys, arrays.exact, stream);
     arrays.checks.counters.queue_clear(model.z(), stream);
     queue_features(tokens.queries, tokens.keys, model.z(), stream);
     const bool has_tensor_Y = computes_tensor_Y(forward);
     if (has_tensor_Y) queue_rows_of_features(arrays, stream);
     const CheckedSums sums = queue_columns(forward, inputs, tokens, arrays, stream);
-    if (!has_tensor_Y) queue_rows_of_features(arrays, stream);  // an ExactPlan has changed the features of queries
+    if (!has_tensor_Y) queue_rows_of_features(arrays, stream);  // near sums may have changed the features of queries
     if (!m_is_tiled) queue_selected_tiles(arrays.selected, n_q, model.z(), stream);
-    queue_parameters(forward, inputs, tokens, sums, gradients.parameters, arrays, stream);
-    queue_inputs(forward, tokens, gradients, arrays, stream);
+    float* db = gradients.parameters && model.parameter_count() > 0 ? arrays.db : nullptr;
+    const ExactGradientTask<S> pairs = pair_gradients(forward, inputs, tokens, sums, arrays, db);
+    queue_parameters(forward, inputs, pairs, gradients.parameters, arrays, stream);
+    queue_inputs(forward, tokens, pairs, gradients, arrays, stream);
   }
 
  private:
@@ -177,37 +181,62 @@ class Backward {
     const auto& [queries, keys] = tokens;
     const Product<S>& Y = in_float(product);
     const Columns<S> V{model.shared_by_group(inputs.v), inputs.key_mask};
+    const typename ExactPlan<S>::template Inputs<float> of_pairs{queries, keys, V, Y};
     const int z = model.z();
     CheckedSums sums;
-    if (exact) {
-      sums = exact->template queue<float>(
-          model, {inputs.q, inputs.k, queries, keys, V, Y, arrays.Y, checked_product, arrays.checks}, arrays.exact,
-          stream);
+    if (exact.has_field()) {
+      sums = exact.queue(model, of_pairs, arrays.Y, checked_product, arrays.checks, arrays.exact, stream);
       if (!m_is_tiled) clear_failed_rows(arrays.checks, z, model.n_q(), stream);
     } else if (computes_tensor_Y(forward)) {
       sums = queue_tensor_Y(product, V, arrays, stream);
     } else {
       sums = checked_product.queue(Y, queries.phi, keys.phi, V, arrays.Y, arrays.checks, stream);
     }
-    queue_gradient_columns(
-        GradientColumnsTask<S>{Operand<S>(inputs.dy), sums, model.positive(), V, z, queries.stride, keys.stride,
-                               arrays.G, arrays.H, arrays.U, arrays.recomputed, arrays.log_domain.is_log_domain,
-                               arrays.log_domain.counts, model.attention_mask(inputs.key_mask)},
-        stream);
+    queue_gradient_columns(GradientColumnsTask<S>{Operand<S>(inputs.dy), sums, model.positive(), V, z, queries.stride,
+                                                  keys.stride, arrays.G, arrays.H, arrays.U, arrays.recomputed,
+                                                  exact.has_field() ? RowList{} : arrays.exact.rows, arrays.exact.kinds,
+                                                  model.attention_mask(inputs.key_mask)},
+                           stream);
+    if (!exact.has_field())
+      exact.queue_rows(model, of_pairs, sums, {}, arrays.checks.counters.counts, arrays.exact, stream);
     return sums;
   }
 
-  // the gradients of parameters, unless they are null, and the rows that features alone do not compute
-  void queue_parameters(const ForwardParts<S>& forward, const BackwardInputs<S>& inputs, const TokenFeatures& tokens,
-                        const CheckedSums& sums, float* parameters, const Arrays& arrays, cudaStream_t stream) const {
+  // without those of db and of the products' sums
+  ExactGradientTask<S> pair_gradients(const ForwardParts<S>& forward, const BackwardInputs<S>& inputs,
+                                      const TokenFeatures& tokens, const CheckedSums& sums, const Arrays& arrays,
+                                      float* db) const {
+    const auto& [model, product, checked_product, exact] = forward;
+    const auto [A, B, G, U, H] = factors(forward, arrays);
+    return {exact.pairs(model, inputs.key_mask, arrays.exact),
+            exact.scores(tokens.queries, tokens.keys),
+            {A, B},
+            Operand<S>(inputs.dy),
+            with_channels(U, model.d_v()),
+            sums,
+            exact.has_field(),
+            model.positive(),
+            model.z(),
+            model.positions(),
+            arrays.exact.log_scales,
+            arrays.exact.kinds,
+            arrays.exact.rows.sizes,
+            arrays.exact_gradients,
+            db};
+  }
+
+  // the gradients of parameters, unless they are null, and with a field those of its pairs
+  void queue_parameters(const ForwardParts<S>& forward, const BackwardInputs<S>& inputs,
+                        const ExactGradientTask<S>& pairs, float* parameters, const Arrays& arrays,
+                        cudaStream_t stream) const {
     const DeviceModel& model = forward.model;
     const auto [A, B, G, U, H] = factors(forward, arrays);
     const int z = model.z();
     const Counters& counters = arrays.checks.counters;
     const SelectedQueries& selected = arrays.selected;
     const auto states = in_float(forward.product).states(arrays.Y);
-    const bool has_db = parameters && model.parameter_count() > 0;
-    float *db = arrays.db, *requested = has_db ? db : nullptr;
+    float* db = pairs.db;
+    const bool has_db = db != nullptr;
     if (has_db && model.places().is_grid())
       queue_grid_lag_gradients({A, B, G, U, H, selected, model.weights(), z, model.positions(), db}, stream);
     else if (has_db && computes_tensor_Y(forward))
@@ -217,32 +246,24 @@ class Backward {
     if (has_db && !model.places().is_grid())
       m_lags.queue({A, B, m_is_tiled ? G : H, U}, selected, states.before, states.after, db, arrays.lags, stream);
     if (has_db && !m_is_tiled) m_correlation.queue({A, B, G, U}, counters.largest, db, arrays.correlation, stream);
-    if (arrays.log_domain.is_log_domain)
-      queue_log_domain_gradients(
-          LogDomainGradientTask<S>{tokens.queries, tokens.keys, Operand<S>(inputs.dy), U, model.bias(), z,
-                                   model.positions(), arrays.log_domain, arrays.log_domain_scratch, requested},
-          stream);
-    if (forward.exact)
-      queue_exact_gradients(
-          ExactGradientTask<S>{forward.exact->pairs(model, inputs.key_mask, arrays.exact), Operand<S>(inputs.dy),
-                               with_channels(U, model.d_v()), sums, model.positive(), z, model.positions(),
-                               arrays.exact.log_scales, arrays.exact.is_exact, counters.log_domain_rows,
-                               arrays.exact_gradients, requested},
-          stream);
+    queue_exact_rows(pairs, stream);
+    if (pairs.has_field) queue_exact_queries(pairs, stream);
+    if (pairs.has_field) queue_exact_keys(pairs, stream);
+    queue_exact_entries(pairs, stream);
     if (has_db)
       queue_parameter_gradients(model.parameter_gradients(db, m_lags.moments(arrays.lags, states.before), parameters),
                                 model.positions(), stream);
   }
 
   // dq, dk and dv
-  void queue_inputs(const ForwardParts<S>& forward, const TokenFeatures& tokens, const PlanGradients<S>& gradients,
-                    const Arrays& arrays, cudaStream_t stream) const {
+  void queue_inputs(const ForwardParts<S>& forward, const TokenFeatures& tokens, const ExactGradientTask<S>& pairs,
+                    const PlanGradients<S>& gradients, const Arrays& arrays, cudaStream_t stream) const {
     const auto& [queries, keys] = tokens;
     const auto [A, B, G_c, U_c, H_c] = factors(forward, arrays);
     const DeviceModel& model = forward.model;
     const int z = model.z(), p = model.d_v();
-    const LogDomainGradients& log_domain = arrays.log_domain;
     const ExactGradients& exact = arrays.exact_gradients;
+    const int* exact_rows = pairs.has_field ? nullptr : pairs.recomputed_rows;
     const RowList& failed_rows = arrays.checks.failed_rows;
     const Sums& extra_dA = arrays.extra_dA;
     const SelectedQueries& selected = arrays.selected;
@@ -260,23 +281,34 @@ class Backward {
                                                       extra_dA.N,
                                                       extra_dA.D},
                             z, m_blocks, stream);
+    queue_rows_of_pairs(pairs, {.dq = exact.dq, .dA = to_dA.N}, stream);
     const CheckedSums dA{to_dA, selected.selected, extra_dA};
-    queue_feature_gradients(FeatureGradientTask<S>{queries, dA, log_domain.of_queries(), z, gradients.dq, exact.dq},
-                            stream);
+    queue_feature_gradients(FeatureGradientTask<S>{queries, dA, z, gradients.dq, exact.dq, exact_rows}, stream);
     m_products.queue_dB(arrays.U, arrays.G, columns_of_A, rows, arrays.dB, stream);
     add_selected_queries({U_c, H_c, columns_of_A, m_products.dB().weights().c}, selected, to_dB, z, stream);
-    queue_feature_gradients(
-        FeatureGradientTask<S>{keys, {to_dB}, log_domain.of_keys(), z, gradients.dk, exact.dk, arrays.dk}, stream);
+    queue_rows_of_pairs(pairs, {.dk = exact.dk, .dB = to_dB.N}, stream);
+    queue_feature_gradients(FeatureGradientTask<S>{keys, {to_dB}, z, gradients.dk, exact.dk, exact_rows, arrays.dk},
+                            stream);
     if (arrays.dk) {
       const Sums dk_of_z{arrays.dk, nullptr, 1, model.d(), to_dB.rows};
-      queue_store(StoreTask<S>{dk_of_z, nullptr, nullptr, gradients.dk, model.group()}, stream);
+      queue_store(StoreTask<S>{dk_of_z, nullptr, gradients.dk, model.group()}, stream);
     }
     const Columns<float> G{with_channels(G_c, p), nullptr, nullptr, 0}, H{with_channels(H_c, p), nullptr, nullptr, 0};
     m_products.queue_dU(arrays.phi_k, arrays.phi_q, G, rows, arrays.dU, stream);
     add_selected_queries({B, A, H, m_products.dU().weights().c}, selected, to_dU, z, stream);
-    queue_store(
-        StoreTask<S>{to_dU, exact.dv ? exact.dv : log_domain.dv, log_domain.counts, gradients.dv, model.group()},
-        stream);
+    queue_rows_of_pairs(pairs, {.dv = to_dU.N}, stream);
+    queue_store(StoreTask<S>{to_dU, exact.dv, gradients.dv, model.group()}, stream);
+  }
+
+  // without a field: some gradients of rows that are recomputed
+  static void queue_rows_of_pairs(ExactGradientTask<S> pairs, ExactGradients to, cudaStream_t stream) {
+    if (pairs.has_field) return;
+    to.log_D = pairs.to.log_D, to.dy_y = pairs.to.dy_y;
+    pairs.to = to;
+    if (to.dA)
+      queue_exact_queries(pairs, stream);
+    else
+      queue_exact_keys(pairs, stream);
   }
 
   // the features in 16 bits
@@ -285,7 +317,7 @@ class Backward {
   }
   // whether Y is computed on tensor cores
   bool computes_tensor_Y(const ForwardParts<S>& forward) const {
-    return m_products.on_tensor_cores() && !forward.exact;
+    return m_products.on_tensor_cores() && !forward.exact.has_field();
   }
   CheckedSums queue_tensor_Y(const Product<S>& product, const Columns<S>& V, const Arrays& arrays,
                              cudaStream_t stream) const {

@@ -22,7 +22,7 @@ struct ForwardParts {
   const DeviceModel& model;
   const Product<S>& product;
   const CheckedProduct<S>& checked_product;
-  const ExactPlan<S>* exact;  // null: none
+  const ExactPlan<S>& exact;
 };
 
 }  // namespace nprf::cuda

@@ -86,14 +86,13 @@ class DeviceModel {
       if (m_lags.near.contains(first_lag() + k)) c[static_cast<std::size_t>(k)] = 0;
     return c;
   }
-  /// Whether all features are non-negative, and whether they are exponentials.
+  /// Whether all features are non-negative.
   bool positive() const { return map().kind != FeatureKind::trigonometric && !is_quadratic(); }
-  bool exponential() const { return map().kind == FeatureKind::positive || map().kind == FeatureKind::hyperbolic; }
   bool is_quadratic() const { return map().kind == FeatureKind::quadratic; }
   /// Whether failing rows are computed by exact softmax: with a near field or sinks, and by features that are a series.
   bool has_exact_rows() const { return has_near() || has_sinks() || is_quadratic(); }
-  /// Whether failing rows are computed in the log domain of exponential features.
-  bool has_log_domain() const { return exponential() && !has_exact_rows(); }
+  /// Whether rows whose features underflow are computed by exact softmax, since features estimate exp.
+  bool falls_back_to_softmax() const { return map().kind != FeatureKind::elu; }
   bool has_near() const { return m_model.near > 0; }
   bool has_sinks() const { return m_model.sinks > 0; }
   /// The number of attention sinks of a sequence without padding.
@@ -160,8 +159,7 @@ class DeviceModel {
   template <Storage S, class Feature>
   FeatureTask<S, Feature> features(const DeviceMatrixView<const S>& x, bool queries, const bool* key_mask,
                                    int* max_log_scale, Feature* phi, int stride) const {
-    const bool estimates_exp = map().kind != FeatureKind::elu;
-    const float scale = estimates_exp ? static_cast<float>(std::pow(static_cast<double>(d()), -0.25)) : 1.0f;
+    const float scale = falls_back_to_softmax() ? static_cast<float>(std::pow(static_cast<double>(d()), -0.25)) : 1.0f;
     return {queries ? Operand<S>(x) : shared_by_group(x),
             queries ? nullptr : key_mask,
             m_w,
@@ -181,6 +179,7 @@ class DeviceModel {
             attention_mask(key_mask),
             centring(queries),
             quadratic(),
+            nullptr,
             nullptr,
             queries ? 1 : feature_group(),
             nullptr,

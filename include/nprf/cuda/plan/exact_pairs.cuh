@@ -8,8 +8,9 @@
 #include "nprf/cuda/attention/checked_product.cuh"
 #include "nprf/cuda/attention/exact/failing_rows.cuh"
 #include "nprf/cuda/attention/exact/near_sums.cuh"
-#include "nprf/cuda/attention/exact/normalised_rows.cuh"
 #include "nprf/cuda/attention/exact/pairs.cuh"
+#include "nprf/cuda/attention/exact/recomputed_rows.cuh"
+#include "nprf/cuda/attention/exact/scores.cuh"
 #include "nprf/cuda/device/device_matrix.hpp"
 #include "nprf/cuda/device/kernel_loading.hpp"
 #include "nprf/cuda/device/runtime.hpp"
@@ -20,20 +21,24 @@
 
 namespace nprf::cuda {
 
-/// The sums of a plan with a near field or attention sinks, or whose features are a series: far pairs by an engine,
-/// near pairs and those of sinks with the weights of exact softmax, and failing rows entirely by exact softmax
-/// (attention/exact).
+/// What a plan computes pair by pair (attention/exact). With a near field or attention sinks, and of features that are
+/// a series, its sums are those of far pairs by an engine, of near pairs and sinks with the weights of exact softmax,
+/// and of failing rows entirely by exact softmax. Of other plans the rows whose denominator underflows are recomputed,
+/// from their features or, if these underflow too, by exact softmax.
 template <Storage S>
 class ExactPlan {
  public:
   /// `product` is that of the plan's forward pass.
   ExactPlan(const Device& device, const DeviceModel& model, const Product<S>& product, std::size_t slab_bytes)
-      : m_blocks(2 * device.multiprocessors) {
+      : m_blocks(2 * device.multiprocessors), m_has_field(model.has_exact_rows()) {
     if (!model.is_quadratic()) return;
     ProductShape shape = product.shape();
     shape.r = 1, shape.p = 0;
     m_terms.emplace(device, product.engine(), shape, product.weights(), slab_bytes);
   }
+
+  /// Whether the sums are not those of the engine alone.
+  bool has_field() const { return m_has_field; }
 
   /// Must be called after the weights have changed.
   void queue_weights(cudaStream_t stream) const {
@@ -42,32 +47,38 @@ class ExactPlan {
 
   /// Scratch memory of a call, some of which are its results.
   struct Arrays {
-    float *q, *k;            // [z, n_q, d] [z / group, n_k, d]: normalised rows
-    float* log_factors;      // [z, n_q]
-    double* log_scales;      // [z, n_q]: row i of the sums is in units of exp(log_scale)
-    double* largest_biases;  // [z, n_q]: ExactPairs::largest_biases
-    float* near_D;           // [z, n_q]
-    bool* is_exact;          // [z, n_q]: rows by exact softmax
-    int* rows;               // [z, n_q]: the same as a list
-    int2* sinks;             // [sequence]: as in SinksTask; null: no sinks
-    float *norm_q, *norm_k;  // [z, 1, stride] [z / feature_group, 1, stride]: of features
+    float *q_factors, *k_factors;  // [z, n_q] [z / feature_group, n_k]: of normalised rows; null: no exact softmax
+    double* largest_biases;        // [z, n_q]: ExactPairs::largest_biases
+    double* log_scales;            // [z, n_q]: row i of the sums is in units of exp(log_scale)
+    RowKind* kinds;                // [z, n_q]
+    RowList rows;                  // those that are recomputed
+    float* log_factors;            // [z, n_q]; this and the following arrays only with a field
+    float* near_D;                 // [z, n_q]
+    int2* sinks;                   // [sequence]: as in SinksTask; null: no sinks
+    float *norm_q, *norm_k;        // [z, 1, stride] [z / feature_group, 1, stride]: of features
     typename Product<float>::Arrays terms;
   };
-  Arrays take(const DeviceModel& model, Scratch& scratch) const {
-    const int z = model.z(), n_q = model.n_q(), n_k = model.n_k();
+  /// Without `results`, recomputed rows go to y and not to the sums.
+  Arrays take(const DeviceModel& model, Scratch& scratch, const Counters& counters, bool results) const {
+    const int z = model.z(), n_q = model.n_q(), n_k = model.n_k(), of_keys = z / model.feature_group();
     Arrays arrays{};
-    arrays.q = scratch.take<float>(z, n_q, model.d());
-    arrays.k = scratch.take<float>(z / model.group(), n_k, model.d());
+    arrays.rows = {scratch.take<int>(z, n_q), counters.recomputed_rows, n_q};
+    if (model.falls_back_to_softmax()) {
+      arrays.q_factors = scratch.take<float>(z, n_q);
+      arrays.k_factors = scratch.take<float>(of_keys, n_k);
+      arrays.largest_biases = scratch.take<double>(z, n_q);
+    }
+    if (results) {
+      arrays.log_scales = scratch.take<double>(z, n_q);
+      arrays.kinds = scratch.take<RowKind>(z, n_q);
+    }
+    if (!m_has_field) return arrays;
     arrays.log_factors = scratch.take<float>(z, n_q);
-    arrays.log_scales = scratch.take<double>(z, n_q);
-    arrays.largest_biases = scratch.take<double>(z, n_q);
     arrays.near_D = scratch.take<float>(z, n_q);
-    arrays.is_exact = scratch.take<bool>(z, n_q);
-    arrays.rows = scratch.take<int>(z, n_q);
     if (model.has_sinks()) arrays.sinks = scratch.take<int2>(model.shape().batch);
     if (!m_terms) return arrays;
     arrays.norm_q = scratch.take<float>(z, m_terms->stride(n_q));
-    arrays.norm_k = scratch.take<float>(z / model.feature_group(), m_terms->stride(n_k));
+    arrays.norm_k = scratch.take<float>(of_keys, m_terms->stride(n_k));
     arrays.terms = m_terms->take(scratch);
     return arrays;
   }
@@ -75,71 +86,85 @@ class ExactPlan {
   /// The operands of a call. A is changed in rows that are not computed by features alone.
   template <class Feature>
   struct Inputs {
-    DeviceMatrixView<const S> q, k;
-    FeatureTask<S, Feature> queries, keys;  // of q and k, computed already, with Arrays::log_factors
+    FeatureTask<S, Feature> queries, keys;  // after prepare()
     Columns<S> U;
     const Product<S>& product;
-    const typename Product<S>::Arrays& sums;
-    const CheckedProduct<S>& checked_product;
-    const typename CheckedProduct<S>::Arrays& checks;
   };
 
   ExactPairs pairs(const DeviceModel& model, const bool* key_mask, const Arrays& arrays) const {
-    const auto rows = [&](const float* x, int n, int group) {
-      const DeviceMatrixView<const float> view(x, model.shape().batch, model.heads() / group, n, model.d());
-      return Operand<float>(view).shared_by(group);
-    };
-    return {rows(arrays.q, model.n_q(), 1),
-            rows(arrays.k, model.n_k(), model.group()),
-            model.bias(),
-            model.weight_bias(),
-            arrays.largest_biases,
-            key_mask,
-            arrays.sinks};
+    return {model.heads(),       model.n_q(),           model.n_k(), model.bias(),
+            model.weight_bias(), arrays.largest_biases, key_mask,    arrays.sinks};
+  }
+  template <class Feature>
+  SoftmaxScores<S> scores(const FeatureTask<S, Feature>& queries, const FeatureTask<S, Feature>& keys) const {
+    return {queries.x, keys.x, queries.factors, keys.factors, keys.group};
   }
 
-  /// Queues Arrays::sinks, if there are sinks, which the features of keys depend on.
-  void queue_sinks(const DeviceModel& model, const bool* key_mask, const Arrays& arrays, cudaStream_t stream) const {
+  /// Sets the results of features that exact pairs need, and queues Arrays::sinks, if there are sinks, which the
+  /// features of keys depend on.
+  template <class Feature>
+  void prepare(const DeviceModel& model, FeatureTask<S, Feature>& queries, FeatureTask<S, Feature>& keys,
+               const Arrays& arrays, cudaStream_t stream) const {
+    queries.log_factors = arrays.log_factors;
+    queries.factors = arrays.q_factors, keys.factors = arrays.k_factors;
+    keys.sinks = arrays.sinks;
     if (!model.has_sinks()) return;
     const int sequences = static_cast<int>(model.shape().batch);
-    cuda::queue_sinks({key_mask, sequences, model.n_k(), model.sinks(), arrays.sinks}, stream);
+    queue_sinks({keys.mask, sequences, model.n_k(), model.sinks(), arrays.sinks}, stream);
   }
 
-  /// Queues the sums. Their rows are in units of Arrays::log_scales.
+  /// With a field: queues the sums. Their rows are in units of Arrays::log_scales.
   template <class Feature>
-  CheckedSums queue(const DeviceModel& model, const Inputs<Feature>& x, const Arrays& arrays,
-                    cudaStream_t stream) const {
-    const int z = model.z(), n_q = model.n_q();
-    const Sums& sums = x.sums.sums;
-    const Counters& counters = x.checks.counters;
+  CheckedSums queue(const DeviceModel& model, const Inputs<Feature>& x, const typename Product<S>::Arrays& of_product,
+                    const CheckedProduct<S>& checked_product, const typename CheckedProduct<S>::Arrays& checks,
+                    const Arrays& arrays, cudaStream_t stream) const {
+    const int z = model.z();
+    const Sums& sums = of_product.sums;
     Columns<S> U = x.U;
     if constexpr (std::is_same_v<Feature, float>)
-      U = x.checked_product.queue_product(x.product, x.queries.phi, x.keys.phi, U, x.sums, x.checks, stream);
+      U = checked_product.queue_product(x.product, x.queries.phi, x.keys.phi, U, of_product, checks, stream);
     else
-      x.product.queue(x.queries.phi, x.keys.phi, U, x.sums, stream);
-    queue_normalised_rows(
-        NormalisedRowsTask<S>{model.template features<S, float>(x.q, true, nullptr, nullptr, nullptr, 0),
-                              model.template features<S, float>(x.k, false, U.mask, nullptr, nullptr, 0), arrays.q,
-                              arrays.k},
-        z, stream);
+      x.product.queue(x.queries.phi, x.keys.phi, U, of_product, stream);
     const ExactPairs all = pairs(model, U.mask, arrays);
     const FeatureRows<Feature> A{x.queries.phi, model.r(), x.queries.stride};
     const FarLogScales far{arrays.log_factors, x.keys.max_log_scale, model.shift(), model.log_normalisation(),
                            x.keys.group};
-    queue_near_sums(NearSumsTask<S, Feature>{all, U, far, sums, A, arrays.log_scales, arrays.near_D}, z, stream);
-    if constexpr (std::is_same_v<Feature, float>)
-      x.checked_product.queue_bounds(x.product, x.queries.phi, x.sums, x.checks, stream);
-    queue_terms(model, x, A, arrays, stream);
-    queue_fill("clearing flags", arrays.is_exact, 0, static_cast<std::size_t>(sums.rows), stream);
-    const RowList rows{arrays.rows, counters.log_domain_rows, n_q};
-    queue_failing_rows(
-        {sums, model.positive(), x.checked_product.uses_fft() ? x.checks.recomputed : nullptr,
-         m_terms ? arrays.terms.sums : Sums{}, arrays.near_D, model.attention_mask(U.mask), rows, arrays.log_scales},
+    queue_near_sums(
+        NearSumsTask<S, Feature>{all, scores(x.queries, x.keys), U, far, sums, A, arrays.log_scales, arrays.near_D}, z,
         stream);
-    queue_softmax_rows(
-        SoftmaxRowsTask<S, Feature>{all, U, rows, sums, A, arrays.log_scales, arrays.is_exact, counters.counts}, z,
-        m_blocks, stream);
-    return {sums, nullptr, {}, U.largest};
+    if constexpr (std::is_same_v<Feature, float>)
+      checked_product.queue_bounds(x.product, x.queries.phi, of_product, checks, stream);
+    queue_terms(model, x, A, arrays, stream);
+    queue_failing_rows({sums, model.positive(), checked_product.uses_fft() ? checks.recomputed : nullptr,
+                        m_terms ? arrays.terms.sums : Sums{}, arrays.near_D, model.attention_mask(U.mask), arrays.rows,
+                        arrays.log_scales, arrays.kinds},
+                       stream);
+    const CheckedSums all_sums{sums, nullptr, {}, U.largest};
+    queue_rows(model, x, all_sums, {}, checks.counters.counts, arrays, stream);
+    return all_sums;
+  }
+
+  /// Queues the rows of Arrays::rows, which go to the sums or, if take() had no `results`, to y.
+  template <class Feature>
+  void queue_rows(const DeviceModel& model, const Inputs<Feature>& x, const CheckedSums& sums,
+                  const DeviceMatrixView<S>& y, Counts* counts, const Arrays& arrays, cudaStream_t stream) const {
+    Columns<S> U = x.U;
+    U.largest = sums.largest;
+    queue_recomputed_rows(
+        RecomputedRowsTask<S, Feature>{pairs(model, U.mask, arrays),
+                                       {x.product.operand_A(static_cast<const Feature*>(x.queries.phi)),
+                                        x.product.operand_B(static_cast<const Feature*>(x.keys.phi))},
+                                       scores(x.queries, x.keys),
+                                       !m_has_field,
+                                       model.falls_back_to_softmax(),
+                                       U,
+                                       arrays.rows,
+                                       sums,
+                                       y,
+                                       arrays.log_scales,
+                                       arrays.kinds,
+                                       counts},
+        model.z(), m_blocks, stream);
   }
 
  private:
@@ -158,6 +183,7 @@ class ExactPlan {
   }
 
   int m_blocks;
+  bool m_has_field;
   std::optional<Product<float>> m_terms;  // of one feature and no values; for features of both signs
 };
 

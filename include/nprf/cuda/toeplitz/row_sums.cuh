@@ -7,6 +7,10 @@
 
 namespace nprf::cuda {
 
+/// Which pairs of a row are computed one by one: those of the field, which are near tokens (core/near_lags.hpp) and
+/// pairs whose key is a sink; or all, in a row that is recomputed from its features or by exact softmax.
+enum class RowKind : unsigned char { field, features, softmax };
+
 /// Numerators and denominators of rows, as sums of parts that are added in order.
 struct Sums {
   float *N, *D;  // [part, rows, p] [part, rows]: one row for each z and query

@@ -149,7 +149,6 @@ void check_feature_gradients(cuda::FeatureKind kind, int m, const Most& most, st
   const cuda::FeatureGradientTask<S> task{
       .features = model.features<S>({x.data(), n, d}, true, nullptr, nullptr, phi.data(), n),
       .dphi = {{N.data(), D.data(), 1, model.r(), n}},
-      .log_domain = {},
       .z = 1,
       .dx = {dx.data(), n, d}};
   const auto run = [&] { cuda::queue_feature_gradients(task, nullptr); };
@@ -186,21 +185,22 @@ struct NearCase {
       V{stored<float>(normal<float>(n, p, 4))}, dy{stored<float>(normal<float>(n, p, 5))};
   DeviceArray<float> N{std::vector<float>(std::size_t{n} * p, 1)}, D{std::vector<float>(n, 1)},
       phi{std::vector<float>(std::size_t{n} * m, 1)}, log_factors{std::vector<float>(n, 0)}, near_D{n},
-      db{std::vector<float>(2 * n - 1, 0)};
+      factors{std::vector<float>(n, 1)}, db{std::vector<float>(2 * n - 1, 0)};
   DeviceArray<double> log_scales{std::vector<double>(n, 0)};
-  DeviceArray<unsigned char> is_exact{std::vector<unsigned char>(n, 0)};
-  DeviceArray<int> exact_rows{std::vector<int>(1, 0)};
+  DeviceArray<cuda::RowKind> kinds{std::vector<cuda::RowKind>(n, cuda::RowKind::field)};
+  DeviceArray<int> recomputed_rows{std::vector<int>(1, 0)};
+  DeviceArray<float> dq{std::size_t{n} * d}, dk{std::size_t{n} * d}, dv{std::size_t{n} * p};
 
   static cuda::DeviceMatrixView<const float> view(const DeviceArray<float>& x, int channels) {
     return {x.data(), n, channels};
   }
-  cuda::ExactPairs pairs() const {
-    return {view(q, d), view(k, d), model.bias(), model.weight_bias(), nullptr, nullptr, nullptr};
-  }
+  cuda::ExactPairs pairs() const { return {1, n, n, model.bias(), model.weight_bias(), nullptr, nullptr, nullptr}; }
+  cuda::SoftmaxScores<float> scores() const { return {view(q, d), view(k, d), factors.data(), factors.data(), 1}; }
   cuda::Sums sums() const { return {N.data(), D.data(), 1, p, n}; }
 
   void add_near_sums() const {
     cuda::queue_near_sums(cuda::NearSumsTask<float, float>{.pairs = pairs(),
+                                                           .scores = scores(),
                                                            .U = {view(V, p), nullptr},
                                                            .far = {log_factors.data(), nullptr, 0, 0, 1},
                                                            .sums = sums(),
@@ -211,26 +211,33 @@ struct NearCase {
   }
   void compute_gradients() const {
     const auto take = [&](cuda::Scratch& scratch) {
-      return cuda::ExactGradients::take(scratch, model.bias(), 1, n, n, d, p);
+      cuda::ExactGradients to = cuda::ExactGradients::take(scratch, model.bias(), 1, n, n);
+      to.dq = dq.data(), to.dk = dk.data(), to.dv = dv.data();
+      return to;
     };
     cuda::Scratch count;
     take(count);
     const DeviceArray<unsigned char> memory(count.bytes());
     cuda::Scratch scratch(memory.data());
-    cuda::queue_exact_gradients(
-        cuda::ExactGradientTask<float>{.pairs = pairs(),
-                                       .dy = view(dy, p),
-                                       .V = cuda::Operand<float>::by_channel(V.data(), 1, n, p, n),
-                                       .sums = {sums()},
-                                       .positive = true,
-                                       .z = 1,
-                                       .positions = 1,
-                                       .log_scales = log_scales.data(),
-                                       .is_exact = reinterpret_cast<const bool*>(is_exact.data()),
-                                       .exact_rows = exact_rows.data(),
-                                       .to = take(scratch),
-                                       .db = db.data()},
-        nullptr);
+    const cuda::ExactGradientTask<float> task{.pairs = pairs(),
+                                              .softmax = scores(),
+                                              .features = {cuda::Operand<float>::by_channel(phi.data(), 1, n, m, n),
+                                                           cuda::Operand<float>::by_channel(phi.data(), 1, n, m, n)},
+                                              .dy = view(dy, p),
+                                              .V = cuda::Operand<float>::by_channel(V.data(), 1, n, p, n),
+                                              .sums = {sums()},
+                                              .has_field = true,
+                                              .positive = true,
+                                              .z = 1,
+                                              .positions = 1,
+                                              .log_scales = log_scales.data(),
+                                              .kinds = kinds.data(),
+                                              .recomputed_rows = recomputed_rows.data(),
+                                              .to = take(scratch),
+                                              .db = db.data()};
+    cuda::queue_exact_rows(task, nullptr);
+    cuda::queue_exact_queries(task, nullptr);
+    cuda::queue_exact_keys(task, nullptr);
   }
 };
 
@@ -245,9 +252,9 @@ TEST_CASE("traffic and instructions of a near field and its gradients", "[cuda]"
   check("near_sums_kernel", {1.05, 1.6, 1.8, 2}, near_sums);
   check("exact_queries_kernel", {1.02, 1, 1.3, 1.01}, gradients);
   check("exact_keys_kernel", {1, 1, 1.24, 1}, gradients);
-  CHECK(instructions("near_sums_kernel", near_sums) <= NearCase::tiles * std::size_t{55'000});
-  CHECK(instructions("exact_queries_kernel", gradients) <= NearCase::tiles * std::size_t{76'000});
-  CHECK(instructions("exact_keys_kernel", gradients) <= NearCase::tiles * std::size_t{98'000});
+  CHECK(instructions("near_sums_kernel", near_sums) <= NearCase::tiles * std::size_t{55'500});
+  CHECK(instructions("exact_queries_kernel", gradients) <= NearCase::tiles * std::size_t{72'000});
+  CHECK(instructions("exact_keys_kernel", gradients) <= NearCase::tiles * std::size_t{95'000});
 }
 
 namespace {

@@ -17,89 +17,124 @@ template <Storage S, int lanes>
 __global__ void __launch_bounds__(256) exact_rows_kernel(ExactGradientTask<S> task) {
   start_kernel();
   const std::ptrdiff_t row = (static_cast<std::ptrdiff_t>(blockIdx.x) * 256 + threadIdx.x) / lanes;
-  const int n_q = task.pairs.q.tokens, lane = static_cast<int>(threadIdx.x) % lanes;
-  const bool is_inside = row < task.sums.sums.rows;
-  const int z = is_inside ? static_cast<int>(row / n_q) : 0, i = is_inside ? static_cast<int>(row % n_q) : 0;
-  const float D = is_inside ? task.sums.denominator(row) : 0.0f;
-  const bool has_gradients = is_inside && (D != D || denominator_keeps_precision(D, task.positive));
+  const int n_q = task.pairs.n_q, lane = static_cast<int>(threadIdx.x) % lanes;
+  const bool has_pairs = row < task.sums.sums.rows && (task.has_field || task.kinds[row] != RowKind::field);
+  const int z = has_pairs ? static_cast<int>(row / n_q) : 0, i = has_pairs ? static_cast<int>(row % n_q) : 0;
+  const float D = has_pairs ? task.sums.denominator(row) : 0.0f;
+  const bool has_gradients = has_pairs && (D != D || denominator_keeps_precision(D, task.positive));
   float dy_y = 0;
   for (int c = lane; has_gradients && c < task.dy.channels; c += lanes)
     dy_y = fmaf(task.dy_at(z, i, c), task.sums.quotient(z, row, c, D), dy_y);
   dy_y = over_warp<lanes>(dy_y, [](float a, float b) { return a + b; });
-  if (!is_inside || lane > 0) return;
+  if (!has_pairs || lane > 0) return;
   task.to.log_D[row] = has_gradients ? task.log_scales[row] + log(static_cast<double>(D)) : -minus_infinity;
   task.to.dy_y[row] = dy_y;
 }
 
-/// Whether a tile of queries has a row by exact softmax. All threads of the block must call it.
+/// Whether a tile of queries has a row of this kind, which is not RowKind::field. All threads of the block must call
+/// it.
 template <Storage S>
-__device__ __forceinline__ bool has_exact_row(const ExactGradientTask<S>& task, int z, int i0) {
-  if (task.exact_rows[z] == 0) return false;
+__device__ __forceinline__ bool has_row(const ExactGradientTask<S>& task, int z, int i0, RowKind kind) {
+  if (task.recomputed_rows[z] == 0) return false;
   const int thread = static_cast<int>(threadIdx.x), i = i0 + thread;
-  return __syncthreads_or(thread < TileShape::tile && i < task.pairs.q.tokens && task.is_exact[task.row(z, i)]);
+  return __syncthreads_or(thread < TileShape::tile && i < task.pairs.n_q && task.kinds[task.row(z, i)] == kind);
 }
 
-/// Computes dq, and the diagonals. Blocks (tiles of queries, z).
+/// Clears the rows from t0 on of a tile of matrix z of x (n,channels). All threads of the block must call it, and
+/// synchronise before they add to the rows.
+__device__ __forceinline__ void clear_rows(float* x, int z, int t0, int n, int channels) {
+  float* first = x + (static_cast<std::ptrdiff_t>(z) * n + t0) * channels;
+  for (int e = static_cast<int>(threadIdx.x); e < min(TileShape::tile, n - t0) * channels; e += TileShape::threads)
+    first[e] = 0;
+}
+
+/// Computes dq, dA, and the diagonals. Blocks (tiles of queries, z).
 template <Storage S>
 __global__ void __launch_bounds__(TileShape::threads) exact_queries_kernel(ExactGradientTask<S> task) {
   start_kernel();
   constexpr int tile = TileShape::tile;
-  const int z = static_cast<int>(blockIdx.y), i0 = static_cast<int>(blockIdx.x) * tile, n_k = task.pairs.k.tokens;
+  const int z = static_cast<int>(blockIdx.y), i0 = static_cast<int>(blockIdx.x) * tile, n_k = task.pairs.n_k;
+  if (!task.has_any(z)) return;
   const KeyTiles near = task.to.near_tiles > 0 ? task.pairs.near_tiles(z, i0 / tile) : KeyTiles{0, 0};
-  const int last = min(i0 + tile, task.pairs.q.tokens) - 1;
-  const bool all = has_exact_row(task, z, i0);
-  const ExactPairs::Tiles tiles =
-      task.pairs.tiles_with(z, all ? ExactPairs::Keys{0, n_k} : task.pairs.near_keys(i0, last));
+  const int last = min(i0 + tile, task.pairs.n_q) - 1;
+  if (task.to.dq) {
+    clear_rows(task.to.dq, z, i0, task.pairs.n_q, task.softmax.q.channels);
+    const bool all = has_row(task, z, i0, RowKind::softmax);
+    const ExactPairs::Tiles tiles =
+        task.pairs.tiles_with(z, all ? ExactPairs::Keys{0, n_k} : task.pairs.near_keys(i0, last));
 #pragma unroll 1
-  for (int k = 0; k < tiles.count; ++k) {
-    const ExactPairTile<S, PairSide::queries> pairs(task, z, i0, tiles(k));
-    pairs.add_to_queries();
-    const int J = tiles(k) / tile;
-    if (task.db && J >= near.first && J < near.end) pairs.store_diagonals(task.diagonals(z, i0 / tile, J - near.first));
+    for (int k = 0; k < tiles.count; ++k) {
+      const ExactPairTile<S, SoftmaxScores<S>, PairSide::queries> pairs(task, task.softmax, z, i0, tiles(k));
+      pairs.add_to_queries(task.to.dq);
+      const int J = tiles(k) / tile;
+      if (task.db && J >= near.first && J < near.end)
+        pairs.store_diagonals(task.diagonals(z, i0 / tile, J - near.first));
+    }
   }
+  if (!task.to.dA || !has_row(task, z, i0, RowKind::features)) return;
+#pragma unroll 1
+  for (int j0 = 0; j0 < n_k; j0 += tile)
+    ExactPairTile<S, FeatureScores<float>, PairSide::queries>(task, task.features, z, i0, j0)
+        .add_to_queries(task.to.dA);
 }
 
-/// Computes dk and dv. Blocks (tiles of keys, z).
+/// Computes dk, dB and dv, those that are requested. Blocks (tiles of keys, z).
 template <Storage S>
 __global__ void __launch_bounds__(TileShape::threads) exact_keys_kernel(ExactGradientTask<S> task) {
   start_kernel();
   constexpr int tile = TileShape::tile;
-  const int z = static_cast<int>(blockIdx.y), j0 = static_cast<int>(blockIdx.x) * tile, n_q = task.pairs.q.tokens;
-  const auto [first, end] = task.pairs.near_queries(j0, min(j0 + tile, task.pairs.k.tokens) - 1);
+  const int z = static_cast<int>(blockIdx.y), j0 = static_cast<int>(blockIdx.x) * tile, n_q = task.pairs.n_q;
+  if (!task.has_any(z)) return;
+  const auto [first, end] = task.pairs.near_queries(j0, min(j0 + tile, task.pairs.n_k) - 1);
   const ExactPairs::Keys sinks = task.pairs.sinks(z);
   const bool has_sinks = j0 < sinks.end && j0 + tile > sinks.first;
-  for (int i0 = 0; i0 < n_q; i0 += tile)
-    if (has_exact_row(task, z, i0) || has_sinks || (first < end && i0 + tile > first && i0 < end))
-      ExactPairTile<S, PairSide::keys>(task, z, i0, j0).add_to_keys();
+  float *dk = task.to.dk, *dB = task.to.dB, *dv = task.to.dv;
+  if (dk) clear_rows(dk, z, j0, task.pairs.n_k, task.softmax.q.channels);
+  if (dv && task.has_field) clear_rows(dv, z, j0, task.pairs.n_k, task.dy.channels);
+  for (int i0 = 0; i0 < n_q; i0 += tile) {
+    if (has_row(task, z, i0, RowKind::softmax) || has_sinks || (first < end && i0 + tile > first && i0 < end))
+      ExactPairTile<S, SoftmaxScores<S>, PairSide::keys>(task, task.softmax, z, i0, j0).add_to_keys(dk, dv);
+    if (!task.has_field && has_row(task, z, i0, RowKind::features))
+      ExactPairTile<S, FeatureScores<float>, PairSide::keys>(task, task.features, z, i0, j0).add_to_keys(dB, dv);
+  }
 }
 
-/// Queues all gradients, after those of db by the engine.
+/// Queues log_D and dy_y, which the others need.
 template <Storage S>
-void queue_exact_gradients(const ExactGradientTask<S>& task, cudaStream_t stream) {
-  const int n_q = task.pairs.q.tokens, n_k = task.pairs.k.tokens;
-  const unsigned z = static_cast<unsigned>(task.z);
-  const dim3 block{TileShape::threads, 1, 1};
-  const auto clear = [&](float* x, int n, int channels) {
-    queue_fill("clearing gradients", x, 0,
-               sizeof(float) * z * static_cast<std::size_t>(n) * static_cast<std::size_t>(channels), stream);
-  };
-  clear(task.to.dq, n_q, task.pairs.q.channels);
-  clear(task.to.dk, n_k, task.pairs.q.channels);
-  clear(task.to.dv, n_k, task.dy.channels);
-  if (n_q == 0 || n_k == 0 || z == 0) return;
+void queue_exact_rows(const ExactGradientTask<S>& task, cudaStream_t stream) {
   constexpr int lanes = 8;
+  if (task.sums.sums.rows == 0) return;
   launch("exact gradients: rows", exact_rows_kernel<S, lanes>, dim3{blocks_of<256 / lanes>(task.sums.sums.rows), 1, 1},
-         block, 0, stream, task);
-  launch("exact gradients: queries", exact_queries_kernel<S>, dim3{blocks_of<TileShape::tile>(n_q), z, 1}, block,
-         ExactPairTile<S, PairSide::queries>::shared, stream, task);
-  launch("exact gradients: keys", exact_keys_kernel<S>, dim3{blocks_of<TileShape::tile>(n_k), z, 1}, block,
-         ExactPairTile<S, PairSide::keys>::shared, stream, task);
+         dim3{256, 1, 1}, 0, stream, task);
+}
+
+/// Queues those of queries, and the diagonals.
+template <Storage S>
+void queue_exact_queries(const ExactGradientTask<S>& task, cudaStream_t stream) {
+  if (task.pairs.n_q == 0 || task.z == 0) return;
+  launch("exact gradients: queries", exact_queries_kernel<S>,
+         dim3{blocks_of<TileShape::tile>(task.pairs.n_q), static_cast<unsigned>(task.z), 1},
+         dim3{TileShape::threads, 1, 1}, ExactPairTile<S, SoftmaxScores<S>, PairSide::queries>::shared, stream, task);
+}
+
+/// Queues those of keys and values.
+template <Storage S>
+void queue_exact_keys(const ExactGradientTask<S>& task, cudaStream_t stream) {
+  if (task.pairs.n_k == 0 || task.z == 0) return;
+  launch("exact gradients: keys", exact_keys_kernel<S>,
+         dim3{blocks_of<TileShape::tile>(task.pairs.n_k), static_cast<unsigned>(task.z), 1},
+         dim3{TileShape::threads, 1, 1}, ExactPairTile<S, SoftmaxScores<S>, PairSide::keys>::shared, stream, task);
+}
+
+/// Queues db if it is requested, after the diagonals and those of db by the engine.
+template <Storage S>
+void queue_exact_entries(const ExactGradientTask<S>& task, cudaStream_t stream) {
   constexpr int threads = 128;
-  if (task.db)
-    launch("exact gradients: lags", exact_entries_kernel<S, threads>,
-           dim3{static_cast<unsigned>(task.pairs.b.size + task.pairs.b.places.border_size()),
-                static_cast<unsigned>(task.positions), 1},
-           dim3{threads, 1, 1}, threads * sizeof(float), stream, task);
+  if (!task.db || task.pairs.n_q == 0 || task.pairs.n_k == 0 || task.z == 0) return;
+  launch("exact gradients: lags", exact_entries_kernel<S, threads>,
+         dim3{static_cast<unsigned>(task.pairs.b.size + task.pairs.b.places.border_size()),
+              static_cast<unsigned>(task.positions), 1},
+         dim3{threads, 1, 1}, threads * sizeof(float), stream, task);
 }
 
 }  // namespace nprf::cuda

@@ -19,7 +19,7 @@ __device__ __forceinline__ float near_lag_gradient(const ExactGradientTask<S>& t
   const int tiles_of_lag =
       (lag < 0 ? lag - (tile - 1) : lag) / tile;  // rounded down: the lag is in this tile and the next
   float sum = 0;
-  for (int I = thread; I < TileShape::tiles(task.pairs.q.tokens); I += threads) {
+  for (int I = thread; I < TileShape::tiles(task.pairs.n_q); I += threads) {
     const KeyTiles near = task.pairs.near_tiles(z, I);
     for (int J = max(near.first, I + tiles_of_lag); J < min(near.end, I + tiles_of_lag + 2); ++J) {
       const int at = lag - (J - I) * tile + tile - 1;
@@ -29,15 +29,27 @@ __device__ __forceinline__ float near_lag_gradient(const ExactGradientTask<S>& t
   return sum;
 }
 
+/// The share of a pair in db, from its score and dy.v.
+template <Storage S, class Scores>
+__device__ __forceinline__ float pair_gradient(const ExactGradientTask<S>& task, const Scores& scores, int z, int i,
+                                               int j, float dy_v) {
+  const auto *q = scores.q.of(z) + i * scores.q.token_stride, *k = scores.k.of(z) + j * scores.k.token_stride;
+  const float of_q = scores.factors_of_q(z)(i), of_k = scores.factors_of_k(z)(j);
+  float s = 0;
+  for (int c = 0; c < scores.q.channels; ++c)
+    s = fmaf(of_q * to_float(q[c * scores.q.channel_stride]), of_k * to_float(k[c * scores.k.channel_stride]), s);
+  return Scores::weight(s, task.gradients(scores, z, i, j, s, dy_v).y);
+}
+
 /// The sum of g over the pairs of matrix z that an entry of db has, from their queries, keys and values: likewise.
 template <Storage S>
 __device__ __forceinline__ float entry_gradient(const ExactGradientTask<S>& task, int z, int entry, int thread,
                                                 int threads) {
   const DeviceBias& b = task.pairs.b;
-  const int n_q = task.pairs.q.tokens;
+  const int n_q = task.pairs.n_q;
   const bool is_near = entry < b.size && b.is_near(entry);
   const ExactPairs::Keys sinks = task.pairs.sinks(z);
-  const bool only_sinks = !is_near && task.exact_rows[z] == 0;
+  const bool only_sinks = !is_near && task.recomputed_rows[z] == 0;
   if (only_sinks && sinks.end == 0) return 0;
   const PairsOfEntry of_grid{b.places, b.first, b.size, entry};
   const int count = b.places.is_grid() ? of_grid.count() : n_q;
@@ -48,16 +60,15 @@ __device__ __forceinline__ float entry_gradient(const ExactGradientTask<S>& task
   float sum = 0;
   for (int k = (is_short ? max(0, first + sinks.first) : 0) + thread; k < end; k += threads) {
     const TokenPair at = b.places.is_grid() ? of_grid[k] : TokenPair{k, k - first};
-    if (at.query < 0 || at.key < 0 || at.key >= task.pairs.k.tokens) continue;
-    if (!is_near && at.key >= sinks.end && !task.is_exact[task.row(z, at.query)]) continue;
-    const float *q = task.pairs.q.of(z) + at.query * task.pairs.q.token_stride,
-                *key = task.pairs.k.of(z) + at.key * task.pairs.k.token_stride,
-                *v = task.V.of(z) + at.key * task.V.token_stride;
-    float s = 0, dy_v = 0;
-    for (int c = 0; c < task.pairs.q.channels; ++c) s = fmaf(q[c], key[c], s);
+    if (at.query < 0 || at.key < 0 || at.key >= task.pairs.n_k) continue;
+    const RowKind kind = task.kinds[task.row(z, at.query)];
+    if (!is_near && at.key >= sinks.end && kind == RowKind::field) continue;
+    const float* v = task.V.of(z) + at.key * task.V.token_stride;
+    float dy_v = 0;
     for (int c = 0; c < task.dy.channels; ++c)
       dy_v = fmaf(task.dy_at(z, at.query, c), v[c * task.V.channel_stride], dy_v);
-    sum += task.gradients(z, at.query, at.key, s, dy_v).y;
+    sum += kind == RowKind::features ? pair_gradient(task, task.features, z, at.query, at.key, dy_v)
+                                     : pair_gradient(task, task.softmax, z, at.query, at.key, dy_v);
   }
   return sum;
 }
@@ -68,7 +79,7 @@ __global__ void __launch_bounds__(threads) exact_entries_kernel(ExactGradientTas
   start_kernel();
   const DeviceBias& b = task.pairs.b;
   const int thread = static_cast<int>(threadIdx.x), position = static_cast<int>(blockIdx.y);
-  const int entry = static_cast<int>(blockIdx.x), lag = entry - (task.pairs.q.tokens - 1);
+  const int entry = static_cast<int>(blockIdx.x), lag = entry - (task.pairs.n_q - 1);
   const bool from_diagonals = task.to.near_tiles > 0 && b.is_near(entry);
   float sum = 0;
   for (int z = position; z < task.z; z += task.positions)

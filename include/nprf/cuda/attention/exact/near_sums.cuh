@@ -58,6 +58,7 @@ struct FarLogScales {
 template <Storage S, class Feature>
 struct NearSumsTask {
   ExactPairs pairs;
+  SoftmaxScores<S> scores;
   Columns<S> U;  // values divided as those of the far sums
   FarLogScales far;
   Sums sums;
@@ -69,10 +70,11 @@ struct NearSumsTask {
 /// Writes this thread's part of row i of a tile.
 template <Storage S, class Feature>
 __device__ __forceinline__ void add_near_row(const NearSumsTask<S, Feature>& task,
-                                             const SoftmaxTile<S, ConsecutiveRows>& near, int z, int i) {
+                                             const SoftmaxTile<S, SoftmaxScores<S>, ConsecutiveRows>& near, int z,
+                                             int i) {
   const float near_D = near.denominator(i);
   const double most = near.most(i);
-  const int query = near.query(i), n_q = task.pairs.q.tokens, p = task.sums.p;
+  const int query = near.query(i), n_q = task.pairs.n_q, p = task.sums.p;
   if (query < 0) return;
   const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(z) * n_q + query;
   const double far = task.far.of(z, n_q, query);
@@ -112,9 +114,10 @@ template <Storage S, class Feature>
 __global__ void __launch_bounds__(TileShape::threads) near_sums_kernel(NearSumsTask<S, Feature> task) {
   start_kernel();
   const int column_tiles = TileShape::column_tiles(task.U.V.channels), z = static_cast<int>(blockIdx.y) / column_tiles;
-  const int i0 = static_cast<int>(blockIdx.x) * TileShape::tile, n_q = task.pairs.q.tokens;
+  const int i0 = static_cast<int>(blockIdx.x) * TileShape::tile, n_q = task.pairs.n_q;
   const int p0 = static_cast<int>(blockIdx.y) % column_tiles * TileShape::tile;
-  SoftmaxTile<S, ConsecutiveRows> near(task.pairs, task.U, z, {i0, n_q}, p0, true);
+  SoftmaxTile<S, SoftmaxScores<S>, ConsecutiveRows> near(task.pairs, task.scores, task.U, z, {i0, n_q}, p0,
+                                                         RowKind::field);
   const ExactPairs::Keys near_keys = task.pairs.near_keys(i0, min(i0 + TileShape::tile, n_q) - 1);
   const ExactPairs::Tiles tiles = task.pairs.tiles_with(z, near_keys);
 #pragma unroll 1
@@ -126,11 +129,11 @@ __global__ void __launch_bounds__(TileShape::threads) near_sums_kernel(NearSumsT
 /// Also sets log_scales and near_D where there is no near field.
 template <Storage S, class Feature>
 void queue_near_sums(const NearSumsTask<S, Feature>& task, int z, cudaStream_t stream) {
-  if (task.pairs.q.tokens == 0 || z == 0) return;
+  if (task.pairs.n_q == 0 || z == 0) return;
   launch("near field", near_sums_kernel<S, Feature>,
-         dim3{blocks_of<TileShape::tile>(task.pairs.q.tokens),
+         dim3{blocks_of<TileShape::tile>(task.pairs.n_q),
               static_cast<unsigned>(z * TileShape::column_tiles(task.U.V.channels)), 1},
-         dim3{TileShape::threads, 1, 1}, SoftmaxTile<S, ConsecutiveRows>::shared, stream, task);
+         dim3{TileShape::threads, 1, 1}, SoftmaxTile<S, SoftmaxScores<S>, ConsecutiveRows>::shared, stream, task);
 }
 
 }  // namespace nprf::cuda

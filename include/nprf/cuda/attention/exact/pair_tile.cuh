@@ -13,26 +13,28 @@ namespace nprf::cuda {
 /// Of a tile of queries and one of keys, those whose rows get sums over the others.
 enum class PairSide { queries, keys };
 
-/// A tile of queries and one of keys: p and g of its pairs, and their products with other rows. A block of 16 x 16
-/// threads; all of them must call all functions.
-template <Storage S, PairSide side>
+/// A tile of queries and one of keys: p of its pairs and the gradients of their scores, and products with other rows. A
+/// block of 16 x 16 threads; all of them must call all functions.
+template <Storage S, class Scores, PairSide side>
 class ExactPairTile {
  public:
   static constexpr std::size_t shared =
       sizeof(float) * (2 * TileShape::k_tile + 2 * TileShape::tile) * static_cast<std::size_t>(TileShape::stride);
 
-  __device__ __forceinline__ ExactPairTile(const ExactGradientTask<S>& task, int z, int i0, int j0)
-      : m_task(task), m_z(z), m_i0(i0), m_j0(j0) {
+  __device__ __forceinline__ ExactPairTile(const ExactGradientTask<S>& task, const Scores& scores, int z, int i0,
+                                           int j0)
+      : m_task(task), m_scores(scores), m_z(z), m_i0(i0), m_j0(j0) {
     float of_p[4][4] = {}, of_g[4][4] = {};
-    add_products(of_p, task.pairs.q, i0, task.pairs.k, j0);
-    add_products(of_g, task.dy, i0, task.V, j0);
-    // q.k and dy.v, and then p and g, of this thread's pairs, in an array that is indexed at run time, so that one copy
-    // of the code computes all pairs. It may replace the previous p and g: add_products has synchronised the threads
+    add_products(of_p, scores.q, scores.factors_of_q(z), i0, scores.k, scores.factors_of_k(z), j0);
+    add_products(of_g, task.dy, NoFactors{}, i0, task.V, NoFactors{}, j0);
+    // the score and dy.v, and then p and g, of this thread's pairs, in an array that is indexed at run time, so that
+    // one copy of the code computes all pairs. It may replace the previous p and g: add_products has synchronised the
+    // threads
     for_each_entry([&](int i, int j) { own(4 * i + j) = of_p[i][j], own(16 + 4 * i + j) = of_g[i][j]; });
 #pragma unroll 1
     for (int pair = 0; pair < 16; ++pair) {
       const float2 of_pair =
-          task.gradients(z, i0 + row() + pair / 4, j0 + column() + pair % 4, own(pair), own(16 + pair));
+          task.gradients(scores, z, i0 + row() + pair / 4, j0 + column() + pair % 4, own(pair), own(16 + pair));
       own(pair) = of_pair.x;
       own(16 + pair) = of_pair.y;
     }
@@ -42,21 +44,19 @@ class ExactPairTile {
     store_pairs(g(), of_g);
   }
 
-  /// dq_i += sum_j g_ij k_j
-  __device__ __forceinline__ void add_to_queries() const
+  /// dq_i += sum_j g_ij k_j, for the rows q and k of the scores and the gradients g of these
+  __device__ __forceinline__ void add_to_queries(float* dq) const
     requires(side == PairSide::queries)
   {
-    const Operand<float>& k = m_task.pairs.k;
-    add_rows(m_task.to.dq + m_task.row(m_z, 0) * k.channels, m_i0, m_task.pairs.q.tokens, g(), k, m_j0);
+    add_rows(dq, m_i0, m_task.pairs.n_q, g(), m_scores.k, m_scores.factors_of_k(m_z), m_j0);
   }
-  /// dk_j += sum_i g_ij q_i and dv_j += sum_i p_ij dy_i
-  __device__ __forceinline__ void add_to_keys() const
+  /// dk_j += sum_i g_ij q_i and dv_j += sum_i p_ij dy_i, unless they are null
+  __device__ __forceinline__ void add_to_keys(float* dk, float* dv) const
     requires(side == PairSide::keys)
   {
-    const std::ptrdiff_t n_k = m_task.pairs.k.tokens;
-    const Operand<float>& q = m_task.pairs.q;
-    add_rows(m_task.to.dk + m_z * n_k * q.channels, m_j0, static_cast<int>(n_k), g(), q, m_i0);
-    add_rows(m_task.to.dv + m_z * n_k * m_task.dy.channels, m_j0, static_cast<int>(n_k), p(), m_task.dy, m_i0);
+    const int n_k = m_task.pairs.n_k;
+    if (dk) add_rows(dk, m_j0, n_k, g(), m_scores.q, m_scores.factors_of_q(m_z), m_i0);
+    if (dv) add_rows(dv, m_j0, n_k, p(), m_task.dy, NoFactors{}, m_i0);
   }
   /// sums[tile - 1 + s - t] = the sum of g over the pairs of queries t and keys s of the tile. To be called after
   /// add_to_queries(), which synchronises the threads.
@@ -90,13 +90,13 @@ class ExactPairTile {
   __device__ __forceinline__ static int column() { return static_cast<int>(threadIdx.x) % 16 * 4; }
 
   // s += x y^T of a tile of x and a tile of y
-  template <class X>
-  __device__ __forceinline__ void add_products(float (&s)[4][4], const Operand<X>& x, int i0, const Operand<float>& y,
-                                               int j0) const {
+  template <class X, class Y, class FactorsOfX, class FactorsOfY>
+  __device__ __forceinline__ void add_products(float (&s)[4][4], const Operand<X>& x, const FactorsOfX& of_x, int i0,
+                                               const Operand<Y>& y, const FactorsOfY& of_y, int j0) const {
     for (int k0 = 0; k0 < x.channels; k0 += k_tile) {
       __syncthreads();
-      load_tile_of_rows<tile, k_tile, TileShape::threads, stride>(a(), x, x.of(m_z), i0, k0);
-      load_tile_of_rows<tile, k_tile, TileShape::threads, stride>(b(), y, y.of(m_z), j0, k0);
+      load_tile_of_rows<tile, k_tile, TileShape::threads, stride>(a(), x, x.of(m_z), i0, k0, of_x);
+      load_tile_of_rows<tile, k_tile, TileShape::threads, stride>(b(), y, y.of(m_z), j0, k0, of_y);
       __syncthreads();
       for (int k = 0; k < min(k_tile, x.channels - k0); ++k)
         add_outer(s, a() + k * stride + row(), b() + k * stride + column());
@@ -113,29 +113,29 @@ class ExactPairTile {
             make_float4(of[0][k], of[1][k], of[2][k], of[3][k]);
   }
 
-  // row t0 + t of `to` (n,channels) += sum_s weights(s, t) x_{s0 + s}; pairs of weight 0 are left out, even if x is not
-  // finite
-  template <class X>
+  // row t0 + t of matrix z of `to` (n,channels) += sum_s weights(s, t) x_{s0 + s}; pairs of weight 0 are left out, even
+  // if x is not finite
+  template <class X, class Factors>
   __device__ __forceinline__ void add_rows(float* to, int t0, int n, const float* weights, const Operand<X>& from,
-                                           int s0) const {
+                                           const Factors& factors, int s0) const {
     const int channels = from.channels, count = min(tile, from.tokens - s0);
     for (int c0 = 0; c0 < channels; c0 += tile) {
       __syncthreads();
-      const bool has_nonfinite =
-          __syncthreads_or(load_tile<tile, tile, TileShape::threads, 4>({x(), stride, 1}, from, from.of(m_z), s0, c0));
+      const bool has_nonfinite = __syncthreads_or(
+          load_tile<tile, tile, TileShape::threads, 4>({x(), stride, 1}, from, from.of(m_z), s0, c0, factors));
       float sums[4][4] = {};
-      for (int s = 0; s < count; ++s) {
-        const float *of_s = weights + TileShape::pair(s, row()), *x_s = x() + s * stride + column();
-        if (has_nonfinite)
+      const auto of = [&](int s) { return weights + TileShape::pair(s, row()); };
+      const auto x_of = [&](int s) { return x() + s * stride + column(); };
+      if (has_nonfinite)
+        for (int s = 0; s < count; ++s)
           for_each_entry(
-              [&](int i, int j) { sums[i][j] = of_s[i] == 0 ? sums[i][j] : fmaf(of_s[i], x_s[j], sums[i][j]); });
-        else
-          add_outer(sums, of_s, x_s);
-      }
+              [&](int i, int j) { sums[i][j] = of(s)[i] == 0 ? sums[i][j] : fmaf(of(s)[i], x_of(s)[j], sums[i][j]); });
+      else
+        for (int s = 0; s < count; ++s) add_outer(sums, of(s), x_of(s));
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int t = t0 + row() + i, c = c0 + column();
-        float* at = to + static_cast<std::ptrdiff_t>(t) * channels + c;
+        float* at = to + (static_cast<std::ptrdiff_t>(m_z) * n + t) * channels + c;
         if (t >= n || c >= channels) continue;
         if (channels % 4 == 0) {
           const float4 before = *reinterpret_cast<const float4*>(at);
@@ -151,6 +151,7 @@ class ExactPairTile {
   }
 
   const ExactGradientTask<S>& m_task;
+  const Scores& m_scores;
   int m_z, m_i0, m_j0;
 };
 

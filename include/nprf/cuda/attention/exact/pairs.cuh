@@ -6,18 +6,16 @@
 
 #include "nprf/core/near_lags.hpp"
 #include "nprf/cuda/device/call_counters.cuh"
-#include "nprf/cuda/device/strided_operand.cuh"
 #include "nprf/cuda/position/lag_weights.cuh"
 #include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
+#include "nprf/cuda/toeplitz/row_sums.cuh"
 
 namespace nprf::cuda {
 
-/// Pairs of queries and keys that have the weights of exact softmax, exp(q_i.k_j + b_ij), of normalised rows. They are
-/// the pairs of the field, near tokens (core/near_lags.hpp) and pairs whose key is a sink, or all pairs of some
-/// queries. Biases of the field are relative to the one at which the weight of a far pair of the query is 1, those of
-/// all pairs of a query to its largest.
+/// The biases of pairs that are computed one by one. Those of the field are relative to the bias at which the weight of
+/// a far pair of the query is 1, and those of a row by exact softmax to its largest.
 struct ExactPairs {
-  Operand<float> q, k;  // (n_q,d) (n_k,d)
+  int heads, n_q, n_k;
   DeviceBias b;
   const double* weight_bias;  // [position]
   double* largest_biases;     // [z, n_q]: of the rows by exact softmax
@@ -32,7 +30,7 @@ struct ExactPairs {
   /// The sinks of matrix z, and padding among them.
   __device__ __forceinline__ Keys sinks(int z) const {
     if (!sink_ranges) return {0, 0};
-    const int2 range = sink_ranges[z / k.heads];
+    const int2 range = sink_ranges[z / heads];
     return {range.x, range.y};
   }
 
@@ -56,28 +54,22 @@ struct ExactPairs {
     return {first_sinks, end_sinks - first_sinks, first, end_sinks - first_sinks + others};
   }
 
-  /// The bias of a query and a key; -infinity if the query does not attend to the key, or `of_field` and they are no
-  /// pair of the field.
-  __device__ __forceinline__ double bias(int z, int i, int j, bool of_field) const {
-    if (of_field && !b.is_near(i, j) && j >= sinks(z).end) return minus_infinity;
+  /// The bias of a query of this kind and a key; -infinity if the query does not attend to the key, or they are no such
+  /// pair.
+  __device__ __forceinline__ double bias(int z, int i, int j, RowKind kind) const {
+    if (kind == RowKind::field && !b.is_near(i, j) && j >= sinks(z).end) return minus_infinity;
     const double b_ij = position_bias(z, i, j);
-    if (b_ij == minus_infinity) return b_ij;
-    return b_ij - (of_field ? unit_bias(z % q.heads, i) : largest_biases[row(z, i)]);
+    if (b_ij == minus_infinity || kind == RowKind::features) return b_ij;
+    return b_ij - (kind == RowKind::field ? unit_bias(z % heads, i) : largest_biases[row(z, i)]);
   }
 
   /// Sets the largest bias of query i, by the 32 threads of a warp.
   __device__ __forceinline__ void set_largest_bias(int z, int i) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     double largest = minus_infinity;
-    for (int j = lane; j < k.tokens; j += 32) largest = fmax(largest, position_bias(z, i, j));
+    for (int j = lane; j < n_k; j += 32) largest = fmax(largest, position_bias(z, i, j));
     largest = over_warp<32>(largest, [](double x, double y) { return fmax(x, y); });
     if (lane == 0) largest_biases[row(z, i)] = largest;
-  }
-
-  /// The exponent of a pair whose score is s. A NaN becomes +infinity, which makes the sums of the row NaN.
-  __device__ __forceinline__ static double exponent(float s, double bias) {
-    if (bias == minus_infinity) return bias;
-    return s == s ? static_cast<double>(s) + bias : -minus_infinity;
   }
 
   /// Keys among which are all that are near the queries first_row..last_row.
@@ -91,19 +83,19 @@ struct ExactPairs {
               b.places.first_from(in_slots(b.places.slot_of(last_row) + reach + 1))};
     }
     const Index offset = -static_cast<Index>(b.first) - (b.n_q - 1);
-    return {clamped(first_row + offset - reach, k.tokens), clamped(last_row + offset + reach + 1, k.tokens)};
+    return {clamped(first_row + offset - reach, n_k), clamped(last_row + offset + reach + 1, n_k)};
   }
   /// The same for queries that are near the keys first_key..last_key.
   __device__ __forceinline__ Keys near_queries(int first_key, int last_key) const {
     if (b.near.width == 0 || b.places.is_grid()) return near_keys(first_key, last_key);  // which are symmetric
     const Index reach = b.near.range().last, offset = -static_cast<Index>(b.first) - (b.n_q - 1);
-    return {clamped(first_key - offset - reach, q.tokens), clamped(last_key - offset + reach + 1, q.tokens)};
+    return {clamped(first_key - offset - reach, n_q), clamped(last_key - offset + reach + 1, n_q)};
   }
 
   /// The tiles of keys that are near a tile of queries, without those that tiles_with() leaves out, for a sequence.
   __device__ __forceinline__ KeyTiles near_tiles(int z, int tile_of_queries) const {
     const int first_row = tile_of_queries * TileShape::tile;
-    const Keys keys = near_keys(first_row, min(first_row + TileShape::tile, q.tokens) - 1);
+    const Keys keys = near_keys(first_row, min(first_row + TileShape::tile, n_q) - 1);
     if (keys.first >= keys.end) return {0, 0};
     return {max(keys.first, sinks(z).first) / TileShape::tile, TileShape::tiles(keys.end)};
   }
@@ -114,14 +106,12 @@ struct ExactPairs {
   }
 
  private:
-  __device__ __forceinline__ std::ptrdiff_t row(int z, int i) const {
-    return static_cast<std::ptrdiff_t>(z) * q.tokens + i;
-  }
+  __device__ __forceinline__ std::ptrdiff_t row(int z, int i) const { return static_cast<std::ptrdiff_t>(z) * n_q + i; }
   // the position's bias; -infinity if the query does not attend to the key
   __device__ __forceinline__ double position_bias(int z, int i, int j) const {
-    const bool is_present = i >= 0 && i < q.tokens && j >= 0 && j < k.tokens &&
-                            !(key_mask && !key_mask[static_cast<std::ptrdiff_t>(z / k.heads) * k.tokens + j]);
-    return is_present ? b.between(z % q.heads, i, j) : minus_infinity;
+    const bool is_present = i >= 0 && i < n_q && j >= 0 && j < n_k &&
+                            !(key_mask && !key_mask[static_cast<std::ptrdiff_t>(z / heads) * n_k + j]);
+    return is_present ? b.between(z % heads, i, j) : minus_infinity;
   }
   // the bias at which the weight of a far pair of query i is 1
   __device__ __forceinline__ double unit_bias(int head, int i) const {

@@ -2,34 +2,37 @@
 #pragma once
 
 #include "nprf/cuda/attention/exact/pairs.cuh"
+#include "nprf/cuda/attention/exact/scores.cuh"
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/device/value_columns.cuh"
 #include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
 
 namespace nprf::cuda {
 
-/// Sums of exact softmax over some pairs of a tile of queries, with a running maximum (Milakov and Gimelshein 2018):
+/// Sums over some pairs of a tile of queries, with a running maximum (Milakov and Gimelshein 2018):
 ///
-///     N_i = sum_j exp(e_ij - most_i) v_j    D_i = sum_j exp(e_ij - most_i)    e_ij = q_i.k_j + b_ij
+///     N_i = sum_j w_ij v_j    D_i = sum_j w_ij    w_ij = exp(e_ij - most_i)    e_ij = q'_i.k'_j + b_ij
+///                                                 w_ij = s_ij exp(b_ij - most_i) of features
 ///
 /// A query without such pairs has the largest exponent -infinity and sums of 0. A block of 16 x 16 threads, each with
 /// 4 x 4 entries of N in registers; of the 16 threads that share four rows, thread i < 4 also has most and D of row i.
 /// All threads of the block must call add_tile(), most() and denominator().
-template <Storage S, class Rows>
+template <Storage S, class Scores, class Rows>
 class SoftmaxTile {
  public:
   static constexpr std::size_t shared =
       sizeof(float) * (2 * TileShape::k_tile + 2 * TileShape::tile) * static_cast<std::size_t>(TileShape::stride);
 
   /// The tile of these queries and of the columns from p0 on, of matrix z.
-  __device__ __forceinline__ SoftmaxTile(const ExactPairs& pairs, const Columns<S>& U, int z, const Rows& rows, int p0,
-                                         bool of_field)
+  __device__ __forceinline__ SoftmaxTile(const ExactPairs& pairs, const Scores& scores, const Columns<S>& U, int z,
+                                         const Rows& rows, int p0, RowKind kind)
       : m_pairs(pairs),
+        m_scores(scores),
         m_U(U.of(z)),
         m_rows(rows),
         m_z(z),
         m_p0(p0),
-        m_of_field(of_field),
+        m_kind(kind),
         m_row(static_cast<int>(threadIdx.x) / 16 * 4),
         m_column(static_cast<int>(threadIdx.x) % 16 * 4) {}
 
@@ -49,7 +52,7 @@ class SoftmaxTile {
       for (int j = 0; j < 4; ++j) m_N[i][j] *= factor;
     }
     __syncthreads();
-    const int count = min(tile, m_pairs.k.tokens - j0);
+    const int count = min(tile, m_pairs.n_k - j0);
     if (has_nonfinite)
       add_present_keys(count);
     else
@@ -86,12 +89,12 @@ class SoftmaxTile {
 
   // loads values and computes scores; returns whether a value is NaN or infinite
   __device__ __forceinline__ bool load_tiles(float (&s)[4][4], int j0) const {
-    const int d = m_pairs.q.channels;
+    const int d = m_scores.q.channels;
     bool has_nonfinite = false;
     for (int k0 = 0; k0 < d; k0 += k_tile) {
       __syncthreads();  // all threads have read the previous tile
       load_queries(k0);
-      load_factor(b(), m_pairs.k, j0, k0);
+      load_factor(b(), m_scores.k, m_scores.factors_of_k(m_z), j0, k0);
       if (k0 == 0) has_nonfinite = load_columns_at_once<tile, tile, TileShape::threads>(u(), stride, m_U, j0, m_p0);
       __syncthreads();
       for (int k = 0; k < min(k_tile, d - k0); ++k) add_outer(s, a() + k * stride + m_row, b() + k * stride + m_column);
@@ -100,19 +103,24 @@ class SoftmaxTile {
   }
 
   __device__ __forceinline__ void load_queries(int k0) const {
-    const Operand<float>& q = m_pairs.q;
+    const auto& q = m_scores.q;
+    const auto factors = m_scores.factors_of_q(m_z);
     if constexpr (Rows::consecutive) {
-      load_factor(a(), q, m_rows.i0, k0);
+      load_factor(a(), q, factors, m_rows.i0, k0);
     } else {
       for (int e = static_cast<int>(threadIdx.x); e < k_tile * tile; e += TileShape::threads) {
         const int k = k0 + e % k_tile, t = e / k_tile, row = m_rows(t);
-        a()[e % k_tile * stride + t] = row >= 0 && k < q.channels ? q.of(m_z)[row * q.token_stride + k] : 0.0f;
+        const bool is_inside = row >= 0 && k < q.channels;
+        a()[e % k_tile * stride + t] =
+            is_inside ? factors(row) * to_float(q.of(m_z)[row * q.token_stride + k * q.channel_stride]) : 0.0f;
       }
     }
   }
   // values[k][t] = channel k0 + k of token t0 + t
-  __device__ __forceinline__ void load_factor(float* values, const Operand<float>& from, int t0, int k0) const {
-    load_tile_of_rows<tile, k_tile, TileShape::threads, stride>(values, from, from.of(m_z), t0, k0);
+  template <class X, class Factors>
+  __device__ __forceinline__ void load_factor(float* values, const Operand<X>& from, const Factors& factors, int t0,
+                                              int k0) const {
+    load_tile_of_rows<tile, k_tile, TileShape::threads, stride>(values, from, from.of(m_z), t0, k0, factors);
   }
 
   // the weights of this thread's row i and its four keys, from their scores; -0 if the exponent is -infinity: there
@@ -121,7 +129,7 @@ class SoftmaxTile {
     double e[4], row_most = minus_infinity;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      e[j] = ExactPairs::exponent(weight(i, j), m_pairs.bias(m_z, query(i), j0 + m_column + j, m_of_field));
+      e[j] = Scores::exponent(weight(i, j), m_pairs.bias(m_z, query(i), j0 + m_column + j, m_kind));
       row_most = fmax(row_most, e[j]);
     }
     const double before = most(i);
@@ -130,7 +138,8 @@ class SoftmaxTile {
     float sum = 0;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      weight(i, j) = e[j] == minus_infinity ? -0.0f : expf(static_cast<float>(e[j] - row_most));
+      weight(i, j) =
+          e[j] == minus_infinity ? -0.0f : Scores::weight(weight(i, j), expf(static_cast<float>(e[j] - row_most)));
       sum += weight(i, j);
     }
     sum = over_row(sum, [](float x, float y) { return x + y; });
@@ -154,10 +163,11 @@ class SoftmaxTile {
   }
 
   const ExactPairs& m_pairs;
+  const Scores& m_scores;
   ColumnsOf<S> m_U;
   Rows m_rows;
   int m_z, m_p0;
-  bool m_of_field;
+  RowKind m_kind;
   int m_row, m_column;
   float m_N[4][4] = {};
   double m_most = minus_infinity;

@@ -20,9 +20,9 @@ namespace nprf::cuda {
 ///     U [z, p + 1, stride]   [V 1]
 ///
 /// They are zero for queries whose D is zero, underflows or is infinite; for keys that are padding; for keys with
-/// non-finite values that no query attends to; and beyond the last token. If the features are exponential, queries
-/// whose D is zero, underflows or is infinite, and that attend to a key, are marked in `log_domain`.
-/// attention/recompute_log_domain_backward.cuh computes their gradients.
+/// non-finite values that no query attends to; and beyond the last token. They are zero, too, for rows that are
+/// recomputed from their pairs, whose gradients attention/exact/backward.cuh computes: those of `kinds`, or those that
+/// are listed here, since their D is zero, underflows or is infinite, though they attend to a key.
 template <Storage S>
 struct GradientColumnsTask {
   Operand<S> dy;     // (n_q,p)
@@ -32,8 +32,8 @@ struct GradientColumnsTask {
   int z, stride_q, stride_k;
   float *G, *H, *U;      // H may be null
   bool* recomputed;      // the flags in `sums`, if H is not null; cleared for rows whose H is zero
-  bool* log_domain;      // [z, n_q]: rows whose gradients are computed in the log domain; null: none
-  int* log_domain_rows;  // [z]: how many; 0 before the launch
+  RowList failing_rows;  // the list; null: none
+  RowKind* kinds;        // [z, n_q]: becomes RowKind::field if there is a list; null: no pairs of rows are exact
   AttentionMask attention_mask;
 };
 
@@ -124,7 +124,9 @@ class GradientColumnsTile {
   }
   __device__ __forceinline__ Row row(int i) const {
     const float D = i < m_task.dy.tokens ? m_task.sums.denominator(first_row() + i) : 0.0f;
-    return {D, D != D || denominator_keeps_precision(D, m_task.positive)};
+    const bool is_recomputed = D == D && m_task.kinds && !m_task.failing_rows.rows && i < m_task.dy.tokens &&
+                               m_task.kinds[first_row() + i] != RowKind::field;
+    return {D, D != D || (denominator_keeps_precision(D, m_task.positive) && !is_recomputed)};
   }
   // the flags of query i
   __device__ __forceinline__ void mark(int i) const {
@@ -132,10 +134,9 @@ class GradientColumnsTile {
     const std::ptrdiff_t at = first_row() + i;
     const bool has_gradients = row(i).has_gradients;
     if (m_task.H && m_task.sums.is_recomputed(at) && !has_gradients) m_task.recomputed[at] = false;
-    if (!m_task.log_domain) return;
-    const bool log_domain = !has_gradients && m_task.attention_mask.attends_any(m_z, i);
-    m_task.log_domain[at] = log_domain;
-    if (log_domain) atomicAdd(m_task.log_domain_rows + m_z, 1);
+    if (!m_task.failing_rows.rows) return;
+    m_task.kinds[at] = RowKind::field;
+    if (!has_gradients && m_task.attention_mask.attends_any(m_z, i)) m_task.failing_rows.append(m_z, i);
   }
   __device__ __forceinline__ void put(float* to, int stride, int column, float x) const {
     if (m_t0 + m_lane < stride)
@@ -176,12 +177,11 @@ void queue_gradient_columns(const GradientColumnsTask<S>& task, cudaStream_t str
          sizeof(float) * Shape::channels * Shape::stride, stream, task);
 }
 
-/// x = N, plus terms of rows that features alone do not compute, summed over the matrices z of a group, in their order.
+/// x = N, plus terms of exact pairs, summed over the matrices z of a group, in their order.
 template <Storage S>
 struct StoreTask {
   Sums sums;              // of rows [z, n]
   const float* terms;     // [z, n, p]; null: none
-  const int* rows;        // [z]: how many such rows, where terms are valid only if there are any; null: terms are valid
   DeviceMatrixView<S> x;  // [.., n, p], one matrix for each group
   int group;              // z next to each other
 };
@@ -198,8 +198,7 @@ __global__ void __launch_bounds__(256) store_kernel(StoreTask<S> task) {
     float sum = 0;
     for (int z = matrix * task.group; z < (matrix + 1) * task.group; ++z) {
       const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(z) * n + i;
-      const bool has_term = task.terms && (!task.rows || task.rows[z] > 0);
-      sum += task.sums.numerator(row, column) + (has_term ? task.terms[row * task.sums.p + column] : 0.0f);
+      sum += task.sums.numerator(row, column) + (task.terms ? task.terms[row * task.sums.p + column] : 0.0f);
     }
     store(x + column, sum);
   }
