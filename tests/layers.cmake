@@ -34,6 +34,7 @@ set(levels
   "decoder"
   "reference"
   "calibration"
+  "cuda/feature_map/traits.hpp"
   "cuda/model.hpp cuda/device"
   "cuda/fft cuda/position"
   "cuda/toeplitz/row_sums.cuh"

@@ -6,13 +6,12 @@
 #include <vector>
 
 #include "nprf/core/engine.hpp"
+#include "nprf/cuda/feature_map/traits.hpp"
 
 /// A description of an attention in plain numbers. model_of (plan/model_of.hpp) makes it from a CPU attention, and an
 /// AttentionPlan (plan/attention_plan.cuh) reads it. It includes no matrix library, so that device code compiles
 /// without one.
 namespace nprf::cuda {
-
-enum class FeatureKind { positive, hyperbolic, trigonometric, elu, quadratic };
 
 /// The constants of centred queries and keys (feature_map/centred.hpp): nu, mu (d), A and A^-T (d,d). Empty: none.
 struct CentringModel {
@@ -25,7 +24,7 @@ struct CentringModel {
 struct FeatureModel {
   FeatureKind kind = FeatureKind::positive;
   int d = 0;                      // dimension of queries and keys
-  int m = 0;                      // rows of the projection; 0 for elu and quadratic
+  int m = 0;                      // rows of the projection; 0 without one
   std::vector<float> projection;  // (m,d)
   // of quadratic features (feature_map/quadratic_row.hpp)
   int first = 0, second = 0;         // coordinates with features of first and of second order
@@ -36,14 +35,9 @@ struct FeatureModel {
 
   /// r, the number of features of a token.
   int features() const {
-    switch (kind) {
-      case FeatureKind::positive: return m;
-      case FeatureKind::elu: return d;
-      case FeatureKind::quadratic: return 1 + first + second * (second + 1) / 2;
-      case FeatureKind::hyperbolic:
-      case FeatureKind::trigonometric: break;
-    }
-    return 2 * m;
+    const FeatureTraits map = traits_of(kind);
+    if (map.has_projections) return map.has_pairs ? 2 * m : m;
+    return map.is_quadratic ? 1 + first + second * (second + 1) / 2 : d;
   }
 };
 

@@ -31,8 +31,8 @@ __global__ void kernel(cuda::FeatureTask<float> task, float* phi, float* log_sca
       x[k] = cuda::channel_of(task, 0, t, k);
     __syncthreads();
     const float log_scale = cuda::compute_token_features(task, 0, {x, scratch}, own);
-    for (int k = static_cast<int>(threadIdx.x); k < task.r(); k += cuda::OneTokenShape::threads)
-      phi[t * task.r() + k] = own[k];
+    for (int k = static_cast<int>(threadIdx.x); k < task.r; k += cuda::OneTokenShape::threads)
+      phi[t * task.r + k] = own[k];
     if (threadIdx.x == 0) log_scales[t] = log_scale;
   }
 }

@@ -26,33 +26,36 @@ __device__ __forceinline__ float channel_of(const FeatureTask<S>& task, int z, i
 /// Sets phi (r) to the features of a token with coordinates z. On entry phi has its projections (m), if the features
 /// are functions of them. Features are divided by exp(largest) if they are exponential, and otherwise by the row's
 /// factor.
-template <Storage S>
+template <FeatureKind kind, Storage S>
 __device__ __forceinline__ void store_token_features(const FeatureTask<S>& task, int head, const float* z,
                                                      float largest, float* phi) {
   using Shape = OneTokenShape;
-  const int thread = static_cast<int>(threadIdx.x), m = task.m;
+  const int count = has_projections<kind> ? task.m : task.r;
+  constexpr float unit = exponent_unit<kind>;
+  const float base = is_exponential<kind> ? -largest * unit : 1.0f;
+  for (int f = static_cast<int>(threadIdx.x); f < count; f += Shape::threads) {
+    float e;
+    if constexpr (has_projections<kind>)
+      e = phi[f];
+    else if constexpr (is_quadratic<kind>)
+      e = task.quadratic.of(head).template feature<Shape>(f, z);
+    else
+      e = z[f];
+    phi[f] = feature_of<kind>(e, unit, base);
+    if constexpr (has_pairs<kind>) phi[count + f] = feature_of<kind, true>(e, unit, base);
+  }
+}
+
+template <Storage S>
+__device__ __forceinline__ void store_token_features(const FeatureTask<S>& task, int head, const float* z,
+                                                     float largest, float* phi) {
   switch (task.kind) {
-    case FeatureKind::elu:
-      for (int f = thread; f < task.r(); f += Shape::threads) phi[f] = feature_of<FeatureKind::elu>(z[f], 1, 1);
-      break;
-    case FeatureKind::quadratic:
-      for (int f = thread; f < task.r(); f += Shape::threads)
-        phi[f] = task.quadratic.of(head).template feature<Shape>(f, z);
-      break;
+    case FeatureKind::positive: return store_token_features<FeatureKind::positive>(task, head, z, largest, phi);
+    case FeatureKind::hyperbolic: return store_token_features<FeatureKind::hyperbolic>(task, head, z, largest, phi);
     case FeatureKind::trigonometric:
-      for (int f = thread; f < m; f += Shape::threads) {
-        const float e = phi[f];
-        phi[f] = feature_of<FeatureKind::trigonometric>(e, 1, 1);
-        phi[m + f] = feature_of<FeatureKind::trigonometric, true>(e, 1, 1);
-      }
-      break;
-    case FeatureKind::positive:
-    case FeatureKind::hyperbolic:
-      for (int f = thread; f < m; f += Shape::threads) {
-        const float e = phi[f];
-        phi[f] = feature_of<FeatureKind::positive>(e, log2_e, -largest * log2_e);
-        if (task.has_pairs()) phi[m + f] = feature_of<FeatureKind::hyperbolic, true>(e, log2_e, -largest * log2_e);
-      }
+      return store_token_features<FeatureKind::trigonometric>(task, head, z, largest, phi);
+    case FeatureKind::elu: return store_token_features<FeatureKind::elu>(task, head, z, largest, phi);
+    case FeatureKind::quadratic: return store_token_features<FeatureKind::quadratic>(task, head, z, largest, phi);
   }
 }
 
@@ -69,19 +72,19 @@ __device__ __forceinline__ float compute_token_features(const FeatureTask<S>& ta
   const NormalisedToken normalised = normalise<Shape>(task, x, scratch);
   const TokenCoordinates at = coordinates_of<Shape>(task, head, x, scratch, normalised);
   float largest = 0;  // projection
-  if (task.is_exponential() || task.has_pairs()) {
+  if (task.map.has_projections) {
     multiply_rows(task.w + head * task.w_stride, task.m, task.d_padded, at.z, nullptr, phi);
     __syncthreads();
   }
-  if (task.is_exponential()) {
+  if (task.map.is_exponential) {
     largest = -largest_float;
     for (int f = thread; f < task.m; f += Shape::threads)
-      largest = fmaxf(largest, task.kind == FeatureKind::hyperbolic ? fabsf(phi[f]) : phi[f]);
+      largest = fmaxf(largest, task.map.has_pairs ? fabsf(phi[f]) : phi[f]);
     largest = over_groups<Shape>(scratch, largest, [](float a, float b) { return fmaxf(a, b); });
   }
   store_token_features(task, head, at.z, largest, phi);
   __syncthreads();
-  const float log_scale = task.kind == FeatureKind::elu ? 0.0f : largest + at.log_factor;
+  const float log_scale = task.map.estimates_exp ? largest + at.log_factor : 0.0f;
   return normalised.finite && fabsf(log_scale) <= largest_float ? log_scale : not_a_number;
 }
 

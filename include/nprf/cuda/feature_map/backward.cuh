@@ -26,7 +26,7 @@ class FeatureGradients {
         m_row(static_cast<int>(threadIdx.x) / 16 * 4),
         m_column(static_cast<int>(threadIdx.x) % 16 * 4) {
     const FeatureTask<S>& f = task.features;
-    m_phi = f.phi + static_cast<std::ptrdiff_t>(m_z / f.group) * f.r() * f.stride + m_t0;
+    m_phi = f.phi + static_cast<std::ptrdiff_t>(m_z / f.group) * f.r * f.stride + m_t0;
     load_tokens<Shape>(x(), f.x, f.x.of(m_z), m_t0, f.d_padded);
     __syncthreads();
     const NormalisedToken token = normalise<Shape>(f, x(), scratch());
@@ -58,7 +58,7 @@ class FeatureGradients {
       }
     }
     add_up(g_phi, [](int, float sum) { return sum; });
-    const float sign = f.kind == FeatureKind::trigonometric ? 1.0f : -1.0f;
+    const float sign = f.map.sign_of_square;
     for_each_quad([&](int tile_of_d, int k0) {
       const Quad z = quad(has_gradient_tile ? m_z_tile : x(), k0);
       for_each_entry(
@@ -70,7 +70,7 @@ class FeatureGradients {
   __device__ __forceinline__ void add_quadratic() {
     const QuadraticConstants constants = m_task.features.quadratic.of(head());
     const int t = static_cast<int>(threadIdx.x) % tile, group = static_cast<int>(threadIdx.x) / tile;
-    const int d = m_task.features.x.channels, r = m_task.features.r();
+    const int d = m_task.features.x.channels, r = m_task.features.r;
     const auto owns = [=](unsigned l) { return static_cast<int>(l) % Shape::groups == group; };
     for (int l = group; l < m_task.features.d_padded; l += Shape::groups) dz()[Shape::at(l, t)] = 0;
     const float factor = m_t0 + t < n() ? phi(0)[t] : 0.0f;
@@ -244,7 +244,7 @@ class FeatureGradients {
   __device__ __forceinline__ float load_factors(int f0, int k) const {
     const FeatureTask<S>& all = m_task.features;
     const int f = f0 + k, m = all.m, t = load_token();
-    const bool trigonometric = all.kind == FeatureKind::trigonometric, single = all.kind == FeatureKind::positive;
+    const bool swapped = all.map.has_swapped_pairs, single = !all.map.has_pairs;
     const bool is_inside = m_t0 + t < n();
     float g_1[4], g_2[4] = {}, g_phi = 0;
     load_gradients(f, m, g_1);
@@ -255,8 +255,8 @@ class FeatureGradients {
       const bool exists = is_inside && f + e < m;
       const float first = exists ? *phi_1 : 0.0f, second = exists && !single ? *phi_2 : 0.0f;
       g_phi += gradient_times(g_1[e], first) + gradient_times(g_2[e], second);
-      const float s_f = trigonometric ? gradient_times(g_1[e], second) - gradient_times(g_2[e], first)
-                                      : gradient_times(g_1[e], first) - gradient_times(g_2[e], second);
+      const float s_f = swapped ? gradient_times(g_1[e], second) - gradient_times(g_2[e], first)
+                                : gradient_times(g_1[e], first) - gradient_times(g_2[e], second);
       s()[(k + e) * stride + t] = s_f;
     }
     return g_phi;
@@ -363,17 +363,13 @@ __global__ void __launch_bounds__(FeatureGradientShape::threads, FeatureGradient
     feature_gradients_kernel(FeatureGradientTask<S> task) {
   start_kernel();
   FeatureGradients<S, tiles, has_gradient_tile> gradients(task);
-  if constexpr (has_gradient_tile) {
-    if (task.features.kind == FeatureKind::quadratic)
-      gradients.add_quadratic();
-    else
-      gradients.add_projections();
-    gradients.propagate_centring();
-  } else if (task.features.kind == FeatureKind::elu) {
-    gradients.add_elu();
-  } else {
+  if (task.features.map.has_projections)
     gradients.add_projections();
-  }
+  else if constexpr (has_gradient_tile)
+    gradients.add_quadratic();
+  else
+    gradients.add_elu();
+  if constexpr (has_gradient_tile) gradients.propagate_centring();
   gradients.store_all();
 }
 

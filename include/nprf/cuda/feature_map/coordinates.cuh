@@ -116,9 +116,8 @@ __device__ __forceinline__ TokenCoordinates coordinates_of(const FeatureTask<S, 
     half_square = 0.5f * square_of<Shape>(centred, d, scratch);
     z = centred;
   }
-  float log_factor = task.kind == FeatureKind::trigonometric ? half_square : -half_square;
-  if (task.kind == FeatureKind::quadratic)
-    log_factor = task.quadratic.of(head).template log_factor<Shape>(d, z, scratch);
+  float log_factor = task.map.sign_of_square * half_square;
+  if (task.map.is_quadratic) log_factor = task.quadratic.of(head).template log_factor<Shape>(d, z, scratch);
   __syncthreads();
   return {z, log_factor + of_centring};
 }

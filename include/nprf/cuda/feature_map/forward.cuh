@@ -104,7 +104,7 @@ class TileFeatures : public ProjectedTile<kind, S, Feature> {
   // stores features m0 + first .. of this lane's tokens, by channel
   __device__ __forceinline__ void store_by_channel(int first, int m0, const float (&phi)[2][Shape::group]) const {
     const int stride = m_task.stride, token = m_t0 + 2 * m_lane, all = token < stride ? count() - first : 0;
-    float* to = m_task.phi + (static_cast<std::ptrdiff_t>(stored_matrix()) * m_task.r() + m0 + first) * stride + token;
+    float* to = m_task.phi + (static_cast<std::ptrdiff_t>(stored_matrix()) * m_task.r + m0 + first) * stride + token;
 #pragma unroll
     for (int i = 0; i < Shape::group; ++i, to += stride) {
       if (i < all && stride % 2 == 0) *reinterpret_cast<float2*>(to) = make_float2(phi[0][i], phi[1][i]);
@@ -160,7 +160,7 @@ class TileFeatures : public ProjectedTile<kind, S, Feature> {
   }
   // stores zeros from the last feature on
   __device__ __forceinline__ void store_padding() const {
-    const int first = are_aligned() ? (m_task.r() + Shape::piece - 1) / Shape::piece * Shape::piece : m_task.r();
+    const int first = are_aligned() ? (m_task.r + Shape::piece - 1) / Shape::piece * Shape::piece : m_task.r;
     if (!has_own_token() || own_token() >= n()) return;
     for (int f = first; f < m_task.stride; ++f) store(row(static_cast<int>(threadIdx.x)) + f, 0.0f);
   }
@@ -212,7 +212,7 @@ void queue_log_scales(const FeatureTask<S, Feature>& task, int z, cudaStream_t s
   queue_fill("clearing log-scales", task.max_log_scale, 0x80, sizeof(int) * matrices, stream);
   const bool uses_tensor_cores = task.uses_tensor_cores();
   with_kind(task.kind, [&]<FeatureKind kind>() {
-    if constexpr (kind != FeatureKind::elu)
+    if constexpr (traits_of(kind).estimates_exp)
       if (queues_in_float(uses_tensor_cores))
         launch("features: log-scales", log_scales_kernel<kind, S, Feature>,
                dim3{blocks_of<FeatureTile::tokens>(task.x.tokens), matrices, 1}, dim3{FeatureTile::threads, 1, 1},

@@ -40,7 +40,7 @@ class MatrixTokens {
   __device__ __forceinline__ float base(float log_factor, bool is_finite) const {
     const float shift = m_task.max_log_scale ? from_ordered(m_task.max_log_scale[m_matrix]) : m_task.shift;
     if constexpr (is_exponential<kind>) return exponent_unit<kind> * (log_factor - shift);
-    if (kind == FeatureKind::quadratic && !is_finite) return not_a_number;
+    if (is_quadratic<kind> && !is_finite) return not_a_number;
     return m_task.queries ? 1.0f : expf(log_factor - shift);
   }
   /// Stores what the features of a query are divided by and what a token is multiplied by, if they are requested.

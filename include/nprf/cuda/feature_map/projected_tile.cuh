@@ -76,9 +76,7 @@ class ProjectedTile {
   // the matrix of phi that the block computes
   __device__ __forceinline__ static int stored_matrix() { return static_cast<int>(blockIdx.y); }
   // the number of projections, or of features if there are none
-  __device__ __forceinline__ int count() const {
-    return has_projections<kind> ? m_task.m : kind == FeatureKind::elu ? m_task.x.channels : m_task.quadratic.r;
-  }
+  __device__ __forceinline__ int count() const { return has_projections<kind> ? m_task.m : m_task.r; }
   __device__ __forceinline__ int first_of(int f0, int turn) const {
     return f0 + (turn * Shape::warps + m_warp) * Shape::group;
   }
@@ -127,22 +125,22 @@ class ProjectedTile {
       z[1][i] = fmaf(x.y, rows[i], z[1][i]);
     }
   }
-  // coordinates, of elu features, or quadratic features
+  // quadratic features, or coordinates
   __device__ __forceinline__ void evaluate(int first, float (&z)[2][Shape::group]) const {
 #pragma unroll
     for (int i = 0; i < Shape::group; ++i) {
       const int f = min(first + i, count() - 1);
 #pragma unroll
       for (int t = 0; t < 2; ++t)
-        if constexpr (kind == FeatureKind::elu)
-          z[t][i] = m_coordinates[Shape::at(f, 2 * m_lane + t)];
-        else
+        if constexpr (is_quadratic<kind>)
           z[t][i] =
               m_task.quadratic.of(m_head).template feature<Shape>(f, m_coordinates + Shape::at(0, 2 * m_lane + t));
+        else
+          z[t][i] = m_coordinates[Shape::at(f, 2 * m_lane + t)];
     }
   }
 
-  // The largest projection of this thread's token, times its scale; for hyperbolic features the largest absolute value.
+  // The largest projection of this thread's token, times its scale; for features in pairs the largest absolute value.
   // z is that of the last chunk.
   __device__ __forceinline__ float largest_projection(float (&z)[Shape::turns][2][Shape::group]) const {
     float largest[2] = {-largest_float, -largest_float};
@@ -155,7 +153,7 @@ class ProjectedTile {
         for (int t = 0; t < 2; ++t)
 #pragma unroll
           for (int i = 0; i < Shape::group; ++i)
-            largest[t] = fmaxf(largest[t], kind == FeatureKind::hyperbolic ? fabsf(z[turn][t][i]) : z[turn][t][i]);
+            largest[t] = fmaxf(largest[t], has_pairs<kind> ? fabsf(z[turn][t][i]) : z[turn][t][i]);
       }
     }
     *reinterpret_cast<float2*>(scratch() + m_warp * Shape::tokens + 2 * m_lane) = make_float2(largest[0], largest[1]);

@@ -8,13 +8,17 @@ namespace nprf::cuda {
 
 constexpr float log2_e = 1.44269504f;
 
+// scalars, since device code has no constants of class types
 template <FeatureKind kind>
-constexpr bool is_exponential = kind == FeatureKind::positive || kind == FeatureKind::hyperbolic;
-/// Whether features f and m + f are functions of the same projection.
+constexpr bool has_projections = traits_of(kind).has_projections;
 template <FeatureKind kind>
-constexpr bool has_pairs = kind == FeatureKind::hyperbolic || kind == FeatureKind::trigonometric;
+constexpr bool has_pairs = traits_of(kind).has_pairs;
 template <FeatureKind kind>
-constexpr bool has_projections = is_exponential<kind> || has_pairs<kind>;
+constexpr bool is_exponential = traits_of(kind).is_exponential;
+template <FeatureKind kind>
+constexpr bool is_quadratic = traits_of(kind).is_quadratic;
+template <FeatureKind kind>
+constexpr float sign_of_square = traits_of(kind).sign_of_square;
 /// What the scales and bases of feature_of() are multiplied by.
 template <FeatureKind kind>
 constexpr float exponent_unit = is_exponential<kind> ? log2_e : 1.0f;
@@ -23,7 +27,7 @@ constexpr float exponent_unit = is_exponential<kind> ? log2_e : 1.0f;
 /// exponential, base sin(scale z) or base cos(scale z), elu of the coordinate z, or base z of the quadratic feature z.
 template <FeatureKind kind, bool second = false>
 __device__ __forceinline__ float feature_of(float z, float scale, float base) {
-  if constexpr (kind == FeatureKind::positive || kind == FeatureKind::hyperbolic) {
+  if constexpr (is_exponential<kind>) {
     return exp2f(fmaf(z, second ? -scale : scale, base));
   } else if constexpr (kind == FeatureKind::trigonometric) {
     constexpr float inverse_pi = 0.318309886f;

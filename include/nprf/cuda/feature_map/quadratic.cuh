@@ -64,7 +64,7 @@ struct DeviceQuadratic {
   const uint2* coordinates = nullptr;  // [r]; null: no quadratic features
   const float* values = nullptr;       // [head, 1 + second + d]: log_scale, mean squares, curvature
   std::ptrdiff_t stride = 0;           // between heads; 0: one for all
-  int r = 0, second = 0;
+  int second = 0;
 
   __device__ __forceinline__ QuadraticConstants of(int head) const {
     const float* of_head = values + head * stride;

@@ -9,7 +9,7 @@
 #include "nprf/cuda/feature_map/quadratic.cuh"
 #include "nprf/cuda/feature_map/tensor_projection.cuh"
 #include "nprf/cuda/feature_map/token_tile.cuh"
-#include "nprf/cuda/model.hpp"
+#include "nprf/cuda/feature_map/traits.hpp"
 #include "nprf/cuda/position/attention_mask.cuh"
 
 namespace nprf::cuda {
@@ -45,7 +45,8 @@ struct FeatureTask {
                           // are copies of row m - 1
   std::ptrdiff_t w_groups_stride;
   FeatureKind kind;
-  int m, d_padded;      // d_padded: d rounded up to a multiple of 4
+  FeatureTraits map;
+  int m, r, d_padded;   // d_padded: d rounded up to a multiple of 4
   float radius, scale;  // radius 0: x' = scale x
   bool queries;
   float shift;         // of keys, if their log-scales are known to be near it
@@ -65,23 +66,6 @@ struct FeatureTask {
 
   // including zero padding
   __host__ __device__ int tokens() const { return by_token<Feature> ? x.tokens : stride; }
-  __host__ __device__ int r() const {
-    switch (kind) {
-      case FeatureKind::positive: return m;
-      case FeatureKind::elu: return x.channels;
-      case FeatureKind::quadratic: return quadratic.r;
-      case FeatureKind::hyperbolic:
-      case FeatureKind::trigonometric: break;
-    }
-    return 2 * m;
-  }
-  __host__ __device__ bool is_exponential() const {
-    return kind == FeatureKind::positive || kind == FeatureKind::hyperbolic;
-  }
-  /// Whether features f and m + f are functions of the same projection.
-  __host__ __device__ bool has_pairs() const {
-    return kind == FeatureKind::hyperbolic || kind == FeatureKind::trigonometric;
-  }
 
   /// Whether tensor cores compute the projections (tensor_projection.cuh). True for an empty task.
   bool uses_tensor_cores() const { return fragments.values && (x.has_aligned_rows || x.tokens == 0); }
@@ -89,7 +73,7 @@ struct FeatureTask {
   /// Tiles of tokens in shared memory: x', and z if there is a centring.
   __host__ __device__ int tiles() const { return centring.values ? 2 : 1; }
   /// Whether the backward pass needs a tile for the gradient of the coordinates.
-  bool has_gradient_tile() const { return centring.values || kind == FeatureKind::quadratic; }
+  bool has_gradient_tile() const { return centring.values || map.is_quadratic; }
 };
 
 /// Maps floats to ints of the same order.

@@ -37,7 +37,7 @@ class TensorFeatures {
       if (!is_last) m_projection.scale_extreme(is_extreme);
     }
     m_own = token_of(task, square);
-    m_log_factor = kind == FeatureKind::trigonometric ? m_own.half_square : -m_own.half_square;
+    m_log_factor = sign_of_square<kind> * m_own.half_square;
     m_scale = exponent_unit<kind> * m_own.factor * task.fragments.unit;
   }
 
@@ -100,7 +100,7 @@ class TensorFeatures {
     both[1] = lane() % 2 ? own : other;
   }
 
-  // The largest projection of this lane's own token, times its scale; for hyperbolic features the largest absolute
+  // The largest projection of this lane's own token, times its scale; for features in pairs the largest absolute
   // value. The chunk is then the last one.
   __device__ __forceinline__ float largest_projection() {
     float largest[2] = {-largest_float, -largest_float};
@@ -111,7 +111,7 @@ class TensorFeatures {
 #pragma unroll
         for (int i = 0; i < group; ++i) {
           const float z = m_chunk.z(h, i);
-          largest[h] = fmaxf(largest[h], kind == FeatureKind::hyperbolic ? fabsf(z) : z);
+          largest[h] = fmaxf(largest[h], has_pairs<kind> ? fabsf(z) : z);
         }
     }
     const bool odd = lane() % 2 != 0;
@@ -151,7 +151,7 @@ class TensorFeatures {
   }
   // stores zeros from the group after the last feature on
   __device__ __forceinline__ void store_padding() const {
-    for (int c = (m_task.r() + group - 1) / group + lane() % 4; c < m_task.stride / group; c += 4)
+    for (int c = (m_task.r + group - 1) / group + lane() % 4; c < m_task.stride / group; c += 4)
 #pragma unroll
       for (int h = 0; h < 2; ++h)
         if (token(h) < m_tokens.n()) pieces(h)[c] = {};

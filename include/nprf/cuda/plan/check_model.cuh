@@ -65,6 +65,7 @@ inline void check_model(const AttentionModel& model, const PlanShape& shape) {
   one_or_heads(features.size(), "feature maps");
   one_or_heads(positions.size(), "positions");
   const FeatureModel& map = features.front();
+  const FeatureTraits traits = traits_of(map.kind);
   const PositionModel& position = positions.front();
   for (const FeatureModel& one : features)
     require(one.kind == map.kind && one.d == map.d && one.m == map.m && one.first == map.first &&
@@ -87,12 +88,11 @@ inline void check_model(const AttentionModel& model, const PlanShape& shape) {
     require(at >= 0 && static_cast<std::size_t>(at) < parameters, "index: expected parameters 0 to ", parameters,
             " - 1, got ", at);
   if (position.is_grid()) detail::check_grid(position, shape);
-  require(near == 0 || (near > 0 && map.kind != FeatureKind::elu && (!position.is_grid() || position.pitch > 0)),
+  require(near == 0 || (near > 0 && traits.estimates_exp && (!position.is_grid() || position.pitch > 0)),
           "near: expected 0 or more, or 0 for elu features and for slots without a pitch, got ", near);
-  require(sinks == 0 || (sinks > 0 && map.kind != FeatureKind::elu),
-          "sinks: expected 0 or more, or 0 for elu features, got ", sinks);
-  const bool has_projection = map.kind != FeatureKind::elu && map.kind != FeatureKind::quadratic;
-  require(has_projection ? map.m >= 1 : map.m == 0,
+  require(sinks == 0 || (sinks > 0 && traits.estimates_exp), "sinks: expected 0 or more, or 0 for elu features, got ",
+          sinks);
+  require(traits.has_projections ? map.m >= 1 : map.m == 0,
           "num_features: expected 0 for elu and quadratic and at least 1 for others, got ", map.m);
   for (const FeatureModel& one : features) check_constants(one);
   require(map.features() <= 1024, "features: expected at most 1024 on a GPU, got ", map.features());

@@ -87,21 +87,18 @@ class DeviceModel {
     return c;
   }
   /// Whether all features are non-negative.
-  bool positive() const { return map().kind != FeatureKind::trigonometric && !is_quadratic(); }
-  bool is_quadratic() const { return map().kind == FeatureKind::quadratic; }
+  bool positive() const { return traits().is_positive; }
+  bool is_quadratic() const { return traits().is_quadratic; }
   /// Whether failing rows are computed by exact softmax: with a near field or sinks, and by features that are a series.
   bool has_exact_rows() const { return has_near() || has_sinks() || is_quadratic(); }
   /// Whether rows whose features underflow are computed by exact softmax, since features estimate exp.
-  bool falls_back_to_softmax() const { return map().kind != FeatureKind::elu; }
+  bool falls_back_to_softmax() const { return traits().estimates_exp; }
   bool has_near() const { return m_model.near > 0; }
   bool has_sinks() const { return m_model.sinks > 0; }
   /// The number of attention sinks of a sequence without padding.
   int sinks() const { return static_cast<int>(std::min(m_model.sinks, m_shape.n_k)); }
   /// log |phi|^2 without the factors of rows: the normalisation of features by 1 / sqrt(r).
-  double log_normalisation() const {
-    const double m_or_r = map().kind == FeatureKind::hyperbolic ? r() : is_quadratic() ? 1 : m();
-    return -std::log(m_or_r);
-  }
+  double log_normalisation() const { return is_quadratic() ? 0 : -std::log(traits().is_exponential ? r() : m()); }
   /// The logarithm that the features of keys are divided by, unless that is computed on the device.
   float shift() const { return m_shift; }
   bool is_centred() const { return !map().centring.is_empty(); }
@@ -167,7 +164,9 @@ class DeviceModel {
             m_w_groups,
             shares_map() ? 0 : static_cast<std::ptrdiff_t>(map().m + 7) / 8 * 8 * d_padded(),
             map().kind,
-            map().m,
+            traits(),
+            m(),
+            r(),
             d_padded(),
             static_cast<float>(m_model.radius),
             scale,
@@ -203,6 +202,7 @@ class DeviceModel {
 
  private:
   const FeatureModel& map() const { return m_model.features.front(); }
+  FeatureTraits traits() const { return traits_of(map().kind); }
   const PositionModel& position() const { return m_model.positions.front(); }
 
   bool shares_map() const { return m_model.features.size() == 1; }
@@ -213,7 +213,7 @@ class DeviceModel {
   }
   DeviceQuadratic quadratic() const {
     if (!is_quadratic()) return {};
-    return {m_coordinates, m_quadratic, shares_map() ? 0 : 1 + map().second + d(), r(), map().second};
+    return {m_coordinates, m_quadratic, shares_map() ? 0 : 1 + map().second + d(), map().second};
   }
 
   bool is_causal() const { return m_model.direction == Direction::causal; }
@@ -247,12 +247,10 @@ class DeviceModel {
       return;
     }
     const double radius = m_model.radius, longest = projection_sizes(m_model).longest;
-    const bool trigonometric = map().kind == FeatureKind::trigonometric;
-    const double half = radius * radius / 2, most = trigonometric ? 0 : longest * radius;
+    const double half = radius * radius / 2, most = traits().is_exponential ? longest * radius : 0;
     constexpr double max_exponent = 30;  // so that exp(-2 max_exponent) is a normal float
-    m_needs_log_scales =
-        map().kind != FeatureKind::elu && !(radius > 0 && most <= max_exponent && half <= max_exponent);
-    m_shift = static_cast<float>(trigonometric ? half : most - half);
+    m_needs_log_scales = traits().estimates_exp && !(radius > 0 && most <= max_exponent && half <= max_exponent);
+    m_shift = static_cast<float>(most + traits().sign_of_square * half);
   }
 
   // the parameter of each lag, and of each entry of the border; none if the bias is linear or 0

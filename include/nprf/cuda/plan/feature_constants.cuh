@@ -20,7 +20,7 @@ inline void check_constants(const FeatureModel& one) {
     require(static_cast<std::ptrdiff_t>(x.size()) == expected, name, ": expected ", expected, " scalars, got ",
             x.size());
   };
-  if (one.kind == FeatureKind::quadratic) {
+  if (traits_of(one.kind).is_quadratic) {
     require(0 <= one.second && one.second <= one.first && one.first <= one.d,
             "first and second: expected 0 <= second <= first <= ", one.d, " (input_dim), got ", one.first, " and ",
             one.second);
@@ -28,7 +28,7 @@ inline void check_constants(const FeatureModel& one) {
     if (!one.curvature.empty()) check_size(one.curvature, one.d, "curvature");
   }
   if (one.centring.is_empty()) return;
-  require(one.kind != FeatureKind::elu, "centring: expected a feature map that estimates exp, got elu");
+  require(traits_of(one.kind).estimates_exp, "centring: expected a feature map that estimates exp, got elu");
   check_size(one.centring.query_mean, one.d, "query_mean");
   check_size(one.centring.key_mean, one.d, "key_mean");
   check_size(one.centring.query_axes, one.d * one.d, "query_axes");
@@ -75,7 +75,7 @@ inline std::vector<float> centring_values(const std::vector<FeatureModel>& maps,
 inline std::vector<float> quadratic_values(const std::vector<FeatureModel>& maps) {
   std::vector<float> all;
   for (const FeatureModel& one : maps) {
-    if (one.kind != FeatureKind::quadratic) continue;
+    if (!traits_of(one.kind).is_quadratic) continue;
     all.push_back(one.log_scale);
     all.insert(all.end(), one.mean_square.begin(), one.mean_square.end());
     all.insert(all.end(), one.curvature.begin(), one.curvature.end());
@@ -88,7 +88,7 @@ inline std::vector<float> quadratic_values(const std::vector<FeatureModel>& maps
 inline std::vector<uint2> quadratic_coordinates(const FeatureModel& one) {
   constexpr unsigned none = QuadraticConstants::none;
   std::vector<uint2> all;
-  if (one.kind != FeatureKind::quadratic) return all;
+  if (!traits_of(one.kind).is_quadratic) return all;
   const unsigned first = static_cast<unsigned>(one.first), second = static_cast<unsigned>(one.second);
   all.push_back({none, none});
   for (unsigned l = 0; l < first; ++l) all.push_back({l, none});

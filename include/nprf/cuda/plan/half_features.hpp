@@ -11,7 +11,7 @@
 namespace nprf::cuda {
 
 /// Of the rows w_f of all projections: the largest |w_f|, and the largest |w_f - mean| + |mean|, where `mean` is that
-/// of the rows of a map, or 0 for hyperbolic features, which are functions of w_f and of -w_f. 0 without projections.
+/// of the rows of a map, or 0 for features in pairs, which are functions of w_f and of -w_f. 0 without projections.
 /// O(m d) for each map.
 struct ProjectionSizes {
   double longest = 0, from_mean = 0;
@@ -22,7 +22,7 @@ inline ProjectionSizes projection_sizes(const AttentionModel& model) {
     const auto m = static_cast<std::size_t>(one.m), d = static_cast<std::size_t>(one.d);
     const auto w = [&](std::size_t f, std::size_t k) { return static_cast<double>(one.projection[f * d + k]); };
     std::vector<double> mean(d, 0.0);
-    for (std::size_t f = 0; f < m && one.kind != FeatureKind::hyperbolic; ++f)
+    for (std::size_t f = 0; f < m && !traits_of(one.kind).has_pairs; ++f)
       for (std::size_t k = 0; k < d; ++k) mean[k] += w(f, k) / static_cast<double>(m);
     double square_of_mean = 0, most = 0;
     for (const double x : mean) square_of_mean += x * x;
@@ -65,9 +65,9 @@ enum class FarKeys { in_tiles, in_states };
 inline bool features_fit_half(const AttentionModel& model, FarKeys far_keys) {
   const FeatureModel& map = model.features.front();
   const double radius = model.radius;
-  if (!(radius > 0) || !map.centring.is_empty() || map.kind == FeatureKind::quadratic) return false;
-  if (map.kind == FeatureKind::trigonometric) return true;
-  if (map.kind == FeatureKind::elu) return radius <= 2.9;
+  if (!(radius > 0) || !map.centring.is_empty()) return false;
+  if (const FeatureTraits traits = traits_of(map.kind); !traits.is_exponential)
+    return radius <= traits.largest_half_radius;
   const auto [longest, from_mean] = projection_sizes(model);
   // a key of norm 0 has features exp(R^2 / 2 - R W)
   const bool weights_fall = far_keys == FarKeys::in_states && model.positions.front().linear;

@@ -55,9 +55,9 @@ class ProjectionParts {
 
  private:
   static bool are_whole_groups(const FeatureModel& map) {
-    const bool has_pairs = map.features() == 2 * map.m;
-    return map.m > 0 && map.centring.is_empty() && map.d % ProjectionFragments::step == 0 &&
-           (!has_pairs || map.m % ProjectionFragments::features_of_lane == 0);
+    const FeatureTraits traits = traits_of(map.kind);
+    return traits.has_projections && map.centring.is_empty() && map.d % ProjectionFragments::step == 0 &&
+           (!traits.has_pairs || map.m % ProjectionFragments::features_of_lane == 0);
   }
   static float largest_entry(const std::vector<FeatureModel>& maps) {
     float largest = 0;
