@@ -29,6 +29,8 @@
 #include "call.hpp"
 #include "cuda/model_capsule.hpp"
 #include "models.hpp"
+#include "nprf/attention/batch/check_arrays.hpp"
+#include "nprf/attention/batch/find_segments.hpp"
 #include "nprf/attention/segments.hpp"
 #include "nprf/calibration/calibrate.hpp"
 #include "nprf/feature_map/balance.hpp"
