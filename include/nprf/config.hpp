@@ -35,8 +35,9 @@
 #define NPRF_X86_64_LEVELS 0
 #endif
 
-/// 1: nprf's headers only declare its slow code, and one file of the program must include nprf/implementation.hpp. 0:
-/// every file has the code that it calls. All translation units of a program must use the same value.
+/// 1: nprf's headers only declare the code that is slow to compile, and one file of the program must include
+/// nprf/implementation.hpp. 0: every file compiles the code that it calls. All translation units of a program must use
+/// the same value.
 #ifndef NPRF_SEPARATE
 #define NPRF_SEPARATE NPRF_X86_64_LEVELS
 #endif
@@ -74,18 +75,18 @@
 #define NPRF_INDEPENDENT_ITERATIONS
 #endif
 
-/// For functions that run on the host and, where a CUDA compiler reads them, on the device.
+/// Marks functions that run on the host and, where a CUDA compiler reads them, on the device.
 #ifdef __CUDACC__
 #define NPRF_HOST_DEVICE __host__ __device__
 #else
 #define NPRF_HOST_DEVICE
 #endif
 
-/// For small functions on vector registers, which must not become function calls.
+/// Marks small functions on vector registers, which must be inlined.
 #define NPRF_ALWAYS_INLINE [[gnu::always_inline]] inline
 
-/// Unrolls the next loop, of at most 8 iterations, so that an array of vector registers stays in registers. Below -O3
-/// compilers unroll loops only by request.
+/// Unrolls the next loop, which must have at most 8 iterations, so that an array of vector registers stays in
+/// registers. Below -O3 compilers unroll loops only by request.
 #ifdef __clang__
 #define NPRF_UNROLL _Pragma("unroll")
 #else

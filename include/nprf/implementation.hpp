@@ -30,13 +30,14 @@
 #include "nprf/toeplitz/direct/tiled_product.hpp"
 #include "nprf/toeplitz/product.hpp"
 
-/// The code that nprf's headers only declare with NPRF_SEPARATE=1. A program of several files then compiles it once:
-/// all files are compiled with NPRF_SEPARATE=1 and the same -march flags (CompiledFlags), and one of them has the line
+/// This header has the code that nprf's other headers only declare if NPRF_SEPARATE is 1. A program of several files
+/// can compile that code once: all files are compiled with NPRF_SEPARATE=1 and the same -march flags (CompiledFlags),
+/// and one of them has the line
 ///
 ///     #include <nprf/implementation.hpp>
 ///
 /// That file has the code for float and double. Several files can share the work: each defines NPRF_IMPLEMENT=0, which
-/// leaves out all code, and names its part of it, as the CMake target nprf::compiled does:
+/// leaves out all code, and names the part that it compiles, as the CMake target nprf::compiled does:
 ///
 ///     #define NPRF_IMPLEMENT 0
 ///     #include <nprf/implementation.hpp>

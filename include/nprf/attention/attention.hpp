@@ -55,8 +55,8 @@ class Attention {
   const AttentionOptions& options() const { return m_heads.options(); }
 
   /// q (n_q,d) k (n_k,d) v (n_k,d_v) -> y (n_q,d_v), on all threads. A row that attends to no key is zero. Throws
-  /// InvalidArgument if the shapes do not match, and std::bad_alloc. Memory O(n (r + d_v)); time by the engine
-  /// (product.hpp).
+  /// InvalidArgument if the shapes do not match, and std::bad_alloc. Memory O(n (r + d_v)); the time depends on the
+  /// engine (toeplitz/product.hpp).
   Matrix<T> operator()(const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v,
                        const CallOptions& call = {}) const {
     Matrix<T> y = result(q, k, v);
@@ -83,8 +83,9 @@ class Attention {
     detail::reject_mixed_scalars<T, Q, K, V>();
   }
 
-  /// The gradients for dy (n_q,d_v) = dL/dy of the forward that filled `saved`. 2.2 to 2.7 times forward's time, memory
-  /// O(n (r + d_v)). Throws InvalidArgument if another attention filled `saved`, or if dy has another shape.
+  /// Returns the gradients for dy (n_q,d_v) = dL/dy, after the forward that filled `saved`. It takes between two and
+  /// three times forward's time, and memory O(n (r + d_v)). Throws InvalidArgument if another attention filled `saved`,
+  /// or if dy has another shape.
   Gradients<T> backward(const Saved<T>& saved, const MatrixView<T>& dy) const {
     static_assert(LearnedPosition<P>, "nprf: backward needs a position with gradient() (position.hpp)");
     m_heads.m_core.check_saved(saved);
@@ -100,25 +101,26 @@ class Attention {
     return g;
   }
 
-  /// The same attention with a feature map drawn from another seed, as training does between steps; for a map with
-  /// random vectors. Throws InvalidArgument if the caller gave the vectors. Queries and keys share the map. The new
-  /// attention does not accept what the old one saved.
+  /// Returns the same attention with a feature map that is drawn again, from another seed, as training does between
+  /// steps. The map must have random vectors. Throws InvalidArgument if the caller gave these vectors. Queries and keys
+  /// share the map. The new attention does not accept what the old one saved.
   [[nodiscard]] Attention redraw(std::uint64_t seed) const {
     static_assert(
         requires(const F& f) { redrawn(f, seed); }, "nprf: redraw needs a feature map with random vectors");
     return Attention(redrawn(features(), seed), position(), options());
   }
 
-  /// phi of normalised queries (n_q,d) -> (n_q,r), up to a positive factor a row.
+  /// Normalises the queries q (n_q,d) and returns their features phi (n_q,r), each row up to a positive factor of its
+  /// own.
   Matrix<T> query_features(const MatrixView<T>& q) const {
     return AttentionCore<T>::query_features(m_heads.heads(), q);
   }
 
-  /// phi of normalised keys (n_k,d) -> (n_k,r), up to one positive factor.
+  /// Normalises the keys k (n_k,d) and returns their features phi (n_k,r), up to one positive factor for all rows.
   Matrix<T> key_features(const MatrixView<T>& k) const { return AttentionCore<T>::key_features(m_heads.heads(), k); }
 
  private:
-  // y, uninitialised; checks the shapes
+  // checks the shapes, and returns a y that is not initialised
   Matrix<T> result(const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v) const {
     const Index input_dim = features().input_dim();
     require(q.cols() == input_dim, "queries: expected ", input_dim, " columns (the feature map's input_dim), got ",

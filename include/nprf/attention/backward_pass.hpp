@@ -36,11 +36,12 @@ struct SequenceGradients {
 ///                              non-finite entries (in the constructor)
 ///     contract                 dA, dB, dU and dc of the product for G by the engine; those that fail their error bound
 ///                              are recomputed
-///     recompute_rows           adds the shares of the rows that forward recomputed from features
-///     add_exact_pairs          adds the shares of attention sinks, of the near field and of the rows by exact softmax
-///     add_bias_gradients       db, multiplied by the scale
+///     recompute_rows           dA of the rows that forward recomputed from features, and what these rows add to dB, dU
+///                              and db
+///     add_exact_pairs          adds the gradients of attention sinks, the near field and the rows by exact softmax
+///     add_bias_gradients       adds db, multiplied by the scales of the values and of dy, to the caller's
 ///     compute_input_gradients  dq and dk
-///     propagate                the non-finite entries of G to the gradients that depend on them
+///     propagate                sets the gradients that depend on a non-finite entry of G to NaN
 ///     write_key_gradients      dk and dv, with zeros for padding
 template <Real T>
 class BackwardPass {
@@ -60,7 +61,8 @@ class BackwardPass {
         m_n_q(saved.A.rows()),
         m_n_k(saved.B.rows()),
         m_log_scales(saved.key_log_scales.size() > 0 ? saved.key_log_scales.data() : nullptr),
-        // if forward's engine used log-scales, its denominators are only those of that engine
+        // if forward's engine used log-scales, it divided the denominators by factors that only the same engine
+        // reproduces
         m_product(saved.engine_used_log_scales ? m_position.products().product()
                                                : m_position.products().product(m_keys, m_workspace)),
         m_scaled(saved, dy, m_product.rounding(), m_position, m_keys, team),
@@ -105,7 +107,8 @@ class BackwardPass {
     auto dc = m_workspace.template vector<T>(static_cast<Index>(db.lags.size()));
     border.setZero();
     const Rows rows = rows_of_engine();
-    // as in forward: denominators are relative to the log-scales of attended keys, or to the largest of all
+    // as in forward: either the engine gets the log-scales (toeplitz::Factors), or the rows of B are multiplied by
+    // their exponentials (with_log_scales)
     const double* accepted = m_saved.engine_used_log_scales ? m_log_scales : nullptr;
     const bool multiplies_log_scales = m_log_scales && !accepted;
     const MatrixView<T> B =
@@ -115,7 +118,7 @@ class BackwardPass {
         factors, rows.G, {rows.sizes, m_scaled.denominators(), m_head.features.is_positive(), m_tolerance},
         {m_dA, m_dB, m_dU, dc}, border, m_team);
     if (multiplies_log_scales) scale_by_log_scales<T>(m_dB, m_log_scales, m_dB, m_team);
-    m_dB.topRows(problem.sinks_of(m_keys)).setZero();  // of weights that are not those of features
+    m_dB.topRows(problem.sinks_of(m_keys)).setZero();  // the weights of sinks do not depend on features
     // c = exp(b - max b): db = c dc
     for (Index l = 0; l < dc.size(); ++l)
       db.lags[static_cast<std::size_t>(l)] =
@@ -126,12 +129,12 @@ class BackwardPass {
     return checks;
   }
 
-  // the rows of the product's gradients: features A', gradients G and sizes s_i
+  // the rows from which the product's gradients are computed: features A', gradients G and sizes s_i (GradientScaling)
   struct Rows {
     MatrixView<T> A, G;  // (n_q,r) (n_q,d_v+1)
     const T* sizes;      // (n_q)
   };
-  // those of all queries, with zeros for the rows that forward recomputed
+  // returns the Rows of all queries, with zeros where forward recomputed the row
   Rows rows_of_engine() const {
     if (m_saved.recomputed_rows.empty() && m_saved.softmax_rows.empty())
       return {m_scaled.A(), m_scaled.G(), m_scaled.sizes()};
@@ -187,7 +190,7 @@ class BackwardPass {
   // whether some keys are padding
   bool has_gaps(const SequenceGradients<T>& out) const { return m_keys.token_indices || m_n_k < out.dk.rows(); }
 
-  // dk (n_k,d) of the keys that are not padding
+  // sets dq, and dk (n_k,d) of the keys that are not padding
   void compute_input_gradients(MatrixRef<T> dq, MatrixRef<T> dk) {
     m_head.features.backward(m_saved.q, m_saved.A, m_dA, dq, m_team);
     if (has_exact_pairs()) dq += m_exact_dq;
@@ -218,8 +221,8 @@ class BackwardPass {
       out.dk.row(m_keys.token_index(j)).setZero(), out.dv.row(m_keys.token_index(j)).setZero();
   }
 
-  // Turns dx for normalised rows x into dx for the caller's rows, and multiplies it by the scale of all rows and by
-  // 2^exponents of each row, unless that is null
+  // dx is the gradient by the normalised rows x; turns it into the gradient by the caller's rows. Also multiplies it by
+  // 2^exponent() (GradientScaling), and row i by 2^exponents[i] if `exponents` is not null
   void through_normalization(const MatrixView<T>& x, const Vector<T>& scale, const int* exponents,
                              MatrixRef<T> dx) const {
     m_team.run_tiles(dx.rows(), [&](Index i0, Index rows, Workspace& scratch) {
@@ -238,9 +241,9 @@ class BackwardPass {
     });
   }
 
-  // Weights, denominators and y have an error of other_error each. The terms of gradients are sums over columns,
-  // features and tokens, of which an FFT sums few plainly. The FFT errors of forward's rows enter twice by 1 / D and
-  // once by y
+  // Weights, denominators and y have an error of other_error each. Gradients are sums over columns, features and
+  // tokens; an FFT adds only few tokens one after the other. The FFT errors of forward's rows enter three times: twice
+  // by 1 / D and once by y
   void add_to(GradientReport& report, const toeplitz::GradientChecks& checks) const {
     report.engine = m_product.engine();
     report.recomputed_queries += checks.queries;
@@ -269,7 +272,7 @@ class BackwardPass {
   GradientScaling<T> m_scaled;
   NonFiniteGradients<T> m_non_finite;
   MatrixMap<T> m_dA, m_dB, m_dU;        // (n_q,r) (n_k,r) (n_k,d_v+1)
-  MatrixMap<T> m_exact_dq, m_exact_dk;  // (n_q,d) (n_k,d) of exact pairs; no rows: there are none
+  MatrixMap<T> m_exact_dq, m_exact_dk;  // (n_q,d) (n_k,d) the gradients of exact pairs; empty: there are none
 };
 
 }  // namespace nprf

@@ -39,12 +39,13 @@ namespace nprf {
 ///     compute_features    A = phi(q), B = phi(k), with zeros for non-finite keys
 ///     scale_values        v divided by a power of two, with zeros for non-finite values
 ///     contract            N and D by the engine, and bounds of its rounding errors
-///     add_fields          the shares of attention sinks and of the near field in N and D, if there are any
-///     normalize           y = N / D for the rows whose error bound is within half of the tolerance
-///     recompute_rows      the other rows, by tiles or in double; or by exact softmax those whose features underflow,
-///                         or all if there are exact pairs or the feature map is a series
-///     propagate           the non-finite keys and values to the rows that attend to them
-///     compare             some rows with those of exact softmax, if requested
+///     add_fields          adds attention sinks and the near field to N and D, if there are any
+///     normalize           y = N / D for the rows whose error bound is within half of the tolerance; NaN for non-finite
+///                         queries and for those that attend to a non-finite key
+///     recompute_rows      the other rows, by tiles or in double; or by exact softmax, if their features underflow, if
+///                         there are exact pairs, or if the feature map is a series
+///     propagate           non-finite values to the rows that attend to them
+///     compare             compares some rows with those of exact softmax, if requested
 ///     save_for_backward   if requested
 ///
 /// The other half of the tolerance is for the rounding errors that any engine has.
@@ -78,7 +79,7 @@ class ForwardPass {
         m_attends(m_workspace.template take<bool>(m_n_q)),
         m_rows(m_n_q, m_workspace) {}
 
-  /// Sets y, adds to the report, and returns the comparison of the requested rows.
+  /// Sets y, adds to the report, and returns how the rows that were requested for comparison differ from exact softmax.
   SoftmaxDifference run(Report& report) {
     compute_features();
     scale_values();
@@ -126,8 +127,8 @@ class ForwardPass {
   void scale_values() {
     auto maxima = m_workspace.template vector<T>(m_n_k);
     const MatrixView<T> finite = m_non_finite->finite_values(m_v, maxima.data(), m_team);
-    // y is divided by the scale until the end. With rounding per block no bit of a row may depend on later values, even
-    // if the product is zero because all pairs are near
+    // y is divided by the scale of the values until the end of run(). With rounding per block the scale is 1, because
+    // no bit of a row may depend on later values, even if the product is zero because all pairs are near
     const bool per_block = toeplitz::properties_of(m_product.engine()).rounding == Rounding::per_block;
     m_values.emplace(finite, maxima, !per_block, m_team);
   }
@@ -145,9 +146,9 @@ class ForwardPass {
     m_errors.emplace(m_position, m_product, *m_factors, m_values->maxima(), m_head.features.is_positive(), m_team);
     const MatrixView<T>& v = m_values->rows();
     T* D = m_denominator.data();
-    // With positive features the denominators alone decide which rows fail their error bound. If more than half do, all
-    // rows fall back to the direct engine; but not if backward is to use the engine's denominators, nor with rounding
-    // per block, where no row may depend on later ones
+    // With positive features the denominators alone decide which rows fail their error bound. If more than half do, the
+    // direct engine computes all rows; but not if backward is to use the engine's denominators, nor with rounding per
+    // block, where no row may depend on later ones
     if (m_product.rounding() == Rounding::global && m_head.features.is_positive() && !m_saved && !has_exact_pairs()) {
       contract(m_product, v.leftCols(0), m_y.leftCols(0), D);
       m_all_direct = 2 * count_failed_bounds() > m_n_q;
@@ -171,7 +172,7 @@ class ForwardPass {
     return failed;
   }
 
-  // m_y has the numerators until here
+  // divides the numerators, which m_y has until here, by the denominators, and finds the rows to recompute
   void normalize(Report& report) {
     const Head<T>& head = m_head;
     const double q_norm = head.largest_norm(m_q.rows()), k_norm = head.largest_norm(m_k.rows()),
@@ -232,7 +233,8 @@ class ForwardPass {
     return D <= 0 ? RowState::indefinite : RowState::normalized;
   }
 
-  // whether exact softmax replaces the row because the terms of its features cancel, or did not add up to a weight
+  // whether exact softmax replaces the row because the products of features in its denominator cancel, or their sum is
+  // not positive
   bool cancels(Index i) const {
     return is_exact_fallback() &&
            terms_cancel(static_cast<double>(denominator(i)), m_errors->size_of_terms(i, denominator(i)));
@@ -262,7 +264,7 @@ class ForwardPass {
     report.error_bound = std::max(report.error_bound, m_rows.largest(&RowOutcome::error));
   }
 
-  // those that are left to exact softmax stay to be recomputed
+  // a row that is left to exact softmax keeps the state to_recompute
   void recompute_by_features(std::span<const Index> rows, Report& report) {
     const toeplitz::Factors<T> factors{m_A, m_B, m_values->rows(), m_position.queries(), m_keys, m_log_scales};
     auto* outcomes = m_workspace.template take<typename RowRecompute<T>::Outcome>(static_cast<Index>(rows.size()));
@@ -281,7 +283,7 @@ class ForwardPass {
   bool has_exact_pairs() const { return m_position.problem().has_exact_pairs(); }
   bool is_exact_fallback() const { return has_exact_pairs() || m_head.features.is_series(); }
 
-  // normalised rows, in `saved` or in the workspace
+  // returns the normalised rows of x, in `saved`, or in the workspace if nothing is saved
   MatrixView<T> normalized_rows(const LiftedRows<T>& x, const Eigen::Ref<Vector<T>>& scale,
                                 Matrix<T> SavedSequence<T>::*member) const {
     MatrixRef<T> rows = m_storage.matrix(member, scale.size(), m_x.q.cols());
@@ -321,7 +323,7 @@ class ForwardPass {
 
   void save_for_backward() {
     SavedSequence<T>& saved = *m_saved;
-    if (!m_exact_pairs) {  // which has saved them
+    if (!m_exact_pairs) {  // otherwise exact_pairs() has saved q and k
       normalized_rows(m_q, m_q_scale, &SavedSequence<T>::q);
       normalized_rows(m_k, m_k_scale, &SavedSequence<T>::k);
     }
@@ -342,7 +344,7 @@ class ForwardPass {
     assign(saved.largest_values, Eigen::Map<const Vector<T>>(m_errors->largest_values(), m_n_q) * inverse_scale);
   }
 
-  // infinity for rows whose exact pairs have no gradient
+  // the saved log-scale is infinity for a row whose exact pairs have no gradient
   void save_row_log_scales() {
     Vector<double>& saved = m_saved->row_log_scales;
     assign(saved, Eigen::Map<const Vector<double>>(m_row_log_scales, m_row_log_scales ? m_n_q : 0));
@@ -350,8 +352,8 @@ class ForwardPass {
       if (!m_rows[i].has_numbers() || !std::isfinite(saved[i])) saved[i] = std::numeric_limits<double>::infinity();
   }
 
-  // A query that attends to no key has the gradient 0, even if it is non-finite. A non-finite query changes no gradient
-  // by its features
+  // A query that attends to no key has the gradient 0, even if it is non-finite. The features of a non-finite query are
+  // set to zero, so that they change no gradient
   void clear_rows_without_gradient() {
     for (Index i = 0; i < m_n_q; ++i) {
       const RowState state = m_rows[i].state;
@@ -394,10 +396,11 @@ class ForwardPass {
   bool* m_attends;  // (n_q)  whether a query attends to any key
   std::optional<toeplitz::Factors<T>> m_factors;
   std::optional<RowErrorBound<T>> m_errors;
-  bool m_all_direct = false;  // all rows fell back to the direct engine
+  bool m_all_direct = false;  // the direct engine computed all rows
 
   RowOutcomes m_rows;
-  // of a row of condition 1, without an FFT: by the engine, recomputed, and by exact softmax
+  // the error of a row of condition 1 without that of an FFT: if the engine computes the row, if it is recomputed from
+  // its features, and if it is computed by exact softmax
   double m_error = 0, m_direct_error = 0, m_softmax_error = 0;
 };
 

@@ -36,7 +36,7 @@ struct Head {
     features.keys(normalize(x, scale, team).rows(), as_span(scale), phi, team);
   }
 
-  /// The same as matrices (n,r), computed by the calling thread.
+  /// Returns the features (n,r) of the normalised rows of x (n,d), computed by the calling thread.
   Matrix<T> query_features(const MatrixView<T>& x) const {
     Vector<T> scale(x.rows());
     return filled<T>(x.rows(), features.output_dim(),
@@ -48,8 +48,8 @@ struct Head {
                      [&](auto& phi, const Team& team) { key_features(x, scale, phi, team); });
   }
 
-  /// Sets `scale` (n) to the normalisation factors of the rows that it returns: those of x (n,d), but very short rows
-  /// multiplied by a power of two (normalize/lifted_rows.hpp).
+  /// Returns the rows of x (n,d), of which very short ones are multiplied by a power of two
+  /// (normalize/lifted_rows.hpp). Sets `scale` (n) to the normalisation factors of the returned rows.
   LiftedRows<T> normalize(const MatrixView<T>& x, Eigen::Ref<Vector<T>> scale, const Team& team) const {
     return {normalization, features.estimates_exp(), x, scale, team};
   }
@@ -77,12 +77,12 @@ struct SequenceInputs {
   std::span<const bool> mask;  // (n_k); empty: all true
   Index length;
   double tolerance = 0;
-  Index compared_rows = 0;             // to be compared with exact softmax
-  std::uint64_t seed = 0, stream = 0;  // of the draw of these rows
+  Index compared_rows = 0;             // how many rows are compared with exact softmax
+  std::uint64_t seed = 0, stream = 0;  // with which these rows are drawn
 };
 
-/// The rows of these keys in x, which has all keys: a view, or a copy in the workspace if there are masked keys between
-/// them.
+/// Returns the rows of `keys` from x, which has a row for every key: a view of x, or a copy in the workspace if masked
+/// keys lie between them.
 template <Real T>
 MatrixView<T> rows_of(const Placement& keys, const MatrixView<T>& x, const Team& team) {
   if (!keys.token_indices) return x.topRows(keys.count());

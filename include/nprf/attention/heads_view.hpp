@@ -7,8 +7,8 @@
 
 namespace nprf {
 
-/// The distances, in scalars, between successive tokens, heads and sequences of an array. Channels are contiguous. All
-/// zero: a contiguous array [batch, heads, tokens, channels].
+/// The distances, in scalars, between successive tokens, heads and sequences of an array. Channels are contiguous. If
+/// all three are zero, the array is contiguous: [batch, heads, tokens, channels].
 struct HeadStrides {
   Index token = 0, head = 0, batch = 0;
 };
@@ -31,7 +31,7 @@ struct HeadsView {
 
   Index size() const { return batch * heads * tokens * channels; }
 
-  /// The strides; those of a contiguous array if all are zero.
+  /// Returns `strides`; if all of them are zero, the strides of a contiguous array.
   HeadStrides all_strides() const {
     if (strides.token != 0 || strides.head != 0 || strides.batch != 0) return strides;
     return {channels, tokens * channels, heads * tokens * channels};

@@ -42,9 +42,9 @@ class MultiHeadAttention {
   using Scalar = typename F::Scalar;
   using T = Scalar;
 
-  /// features: one feature map for all heads, or one for each head; positions likewise. Throws InvalidArgument if one
-  /// of them is empty, if both have more than one element but different numbers of them, if feature maps differ in
-  /// their dimensions, and in the cases in which Attention does.
+  /// features: one feature map for all heads, or one for each head. positions: one position for all heads, or one for
+  /// each head. Throws InvalidArgument if one of the two lists is empty, if both have more than one element but not
+  /// equally many, if feature maps differ in their dimensions, and in the cases in which Attention does.
   MultiHeadAttention(std::vector<F> features, std::vector<P> positions, AttentionOptions options = {})
       : m_features(std::move(features)), m_positions(std::move(positions)), m_options(options) {
     AttentionCore<T>::check(heads());
@@ -76,11 +76,11 @@ class MultiHeadAttention {
   Index heads_of_model() const { return heads().count(); }
 
   /// q [b,h,n_q,d] k [b,h_k,n_k,d] v [b,h_k,n_k,d_v] -> y [b,h,n_q,d_v], in arrays of any strides, where y must not
-  /// overlap the inputs. h is a multiple of h_k: with fewer heads of keys and values (grouped queries) h / h_k heads of
-  /// queries next to each other share one. key_mask has batch x n_k entries, and lengths one entry for each sequence;
-  /// cumulative lengths apply to every sequence of the batch. Throws InvalidArgument if shapes or options do not match
-  /// (CallOptions), and then writes nothing; throws std::bad_alloc. Time and memory are those of Attention for each
-  /// head.
+  /// overlap the inputs. h is a multiple of h_k: with fewer heads of keys and values than of queries (grouped queries),
+  /// h / h_k consecutive heads of queries share one head of keys and values. key_mask has batch x n_k entries, and
+  /// lengths one entry for each sequence; cumulative lengths apply to every sequence of the batch. Throws
+  /// InvalidArgument if shapes or options do not match (CallOptions), and then writes nothing; throws std::bad_alloc.
+  /// Time and memory are those of Attention for each head.
   void operator()(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y,
                   const CallOptions& call = {}) const {
     m_core.forward(heads(), q, k, v, y, call, nullptr);
@@ -105,9 +105,9 @@ class MultiHeadAttention {
 
   /// The gradients for dy [b,h,n_q,d_v]: dq, dk and dv have the shapes of q, k and v, and dbias gets one matrix for
   /// each head, of the shape of its position's parameters. The gradient of a position that all heads share is the sum
-  /// of these. `dextra` gets the gradients of the biases of a grid's extra tokens, and `report` a description of the
-  /// computation, unless they are null. dq, dk and dv must not overlap each other or dy. Throws InvalidArgument if
-  /// another attention filled `saved`, if shapes do not match, or if arrays overlap.
+  /// of these matrices. `dextra` gets the gradients of the biases of a grid's extra tokens (Gradients::extra), and
+  /// `report` a description of the computation; each of the two may be null. dq, dk and dv must not overlap each other
+  /// or dy. Throws InvalidArgument if another attention filled `saved`, if shapes do not match, or if arrays overlap.
   void backward(const Saved<T>& saved, HeadsView<const T> dy, HeadsView<T> dq, HeadsView<T> dk, HeadsView<T> dv,
                 std::vector<Matrix<T>>& dbias, std::vector<Matrix<T>>* dextra = nullptr,
                 GradientReport* report = nullptr) const {
@@ -116,19 +116,19 @@ class MultiHeadAttention {
   }
 
   /// Shares the pool of scratch memory of `other`, which may have another feature map and position. A training step
-  /// that builds a new attention, since a bias has changed, then allocates nothing anew. Not to be called during a call
-  /// of this attention.
+  /// that builds a new attention, since a bias has changed, then allocates nothing anew. It must not be called during
+  /// another call of this attention.
   template <class F2, class P2>
     requires std::is_same_v<typename F2::Scalar, T>
   void share_scratch_memory(const MultiHeadAttention<F2, P2>& other) {
     m_core.share_scratch_memory(other.m_core);
   }
-  /// Frees the scratch memory of finished calls, also that of attentions that share it.
+  /// Frees the scratch memory that finished calls have left for later ones. Attentions that share the pool lose it too.
   void free_scratch_memory() const { m_core.free_scratch_memory(); }
 
-  /// The same attention with feature maps drawn from another seed; several maps get different seeds derived from it.
-  /// Queries and keys of a head share one map. The new attention does not accept what the old one saved. Throws
-  /// InvalidArgument if the caller gave the random vectors.
+  /// Returns the same attention with feature maps that are drawn again, from another seed. If there are several maps,
+  /// each gets a seed of its own, derived from this one. Queries and keys of a head share one map. The new attention
+  /// does not accept what the old one saved. Throws InvalidArgument if the caller gave the random vectors.
   [[nodiscard]] MultiHeadAttention redraw(std::uint64_t seed) const {
     static_assert(
         requires(const F& f) { redrawn(f, seed); }, "nprf: redraw needs a feature map with random vectors");

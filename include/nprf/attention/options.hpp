@@ -14,17 +14,17 @@ namespace nprf {
 
 /// Options of an attention, fixed when it is built.
 ///
-/// Near field: pairs of a query and a key less than `near` tokens apart have the weight exp(q.k + b) of softmax, and
-/// only the other pairs that of features. It needs a map that estimates exp and reports its factors (feature_map.hpp).
-/// It takes time O(n near (d + d_v)). With a near field, or with a map that is a series (feature_map.hpp), rows that
-/// have to be recomputed (CallOptions) have the weights of softmax for all pairs. On a grid, pairs are
-/// near if they are less than `near` cells apart in each of its dimensions; pairs with an extra token are never near. A
-/// position with slots of its own must have pitch().
+/// Near field: a query and a key less than `near` tokens apart have the weight exp(q.k + b) of softmax. The other pairs
+/// have weights of features. A near field needs a map that estimates exp and reports its factors (feature_map.hpp). It
+/// takes time O(n near (d + d_v)). With a near field, or with a map that is a series (feature_map.hpp), a row that has
+/// to be recomputed (CallOptions) has the weights of softmax for all of its pairs. On a grid, a pair is near if its two
+/// cells are less than `near` apart in each of the two dimensions; a pair with an extra token is never near. A position
+/// with slots of its own must have pitch().
 ///
 /// Attention sinks: trained models attend to their first tokens from everywhere (Xiao et al. 2023), by weights that
 /// features do not represent. The first `sinks` keys of a sequence that are not padding have the weight exp(q.k + b) of
-/// softmax for every query. On a grid the extra tokens come first. It needs the same maps as a near field and
-/// recomputes rows likewise. It takes time O(n sinks (d + d_v)).
+/// softmax for every query. On a grid the extra tokens are the first ones. Sinks need the same maps as a near field,
+/// and a row that has to be recomputed has the weights of softmax for all pairs here, too. Time O(n sinks (d + d_v)).
 struct AttentionOptions {
   Direction direction = Direction::bidirectional;
   Normalization normalization = Normalization::unit(1);
@@ -40,19 +40,21 @@ struct AttentionOptions {
 /// without relative_error() (feature_map.hpp) count as exact.
 struct Report {
   Engine engine = Engine::automatic;  // of the first sequence; automatic if there was nothing to compute
-  Index repaired_rows = 0;            // rows that failed the engine's error bound, underflowed, or whose terms cancel
-                                      // (a series, a near field or sinks), and were recomputed; where most rows of a
-                                      // sequence fail, all of its rows that attend to a key are, and count
+  Index repaired_rows = 0;            // rows that were recomputed because they failed the engine's error bound or
+                                      // underflowed, or because their terms cancel (a series, a near field or sinks);
+                                      // if so many rows of a sequence fail that all are recomputed, all rows that
+                                      // attend to a key count
   Index indefinite_rows = 0;          // rows whose denominator is not positive, by cancellation or by underflow
   Index empty_rows = 0;               // rows that attend to no key; they are zero
   Index failing_rows = 0;             // of a step of a Decoder: rows that would be recomputed if all keys were stored
-  double error_bound = 0;             // of the rows that are returned
+  double error_bound = 0;             // the largest bound of a row that is returned
   Index compared_rows = 0;            // rows that were compared with exact softmax (CallOptions::softmax_samples)
-  // their difference from exact softmax, relative by the Frobenius norm; NaN if there are none
+  // the difference of the compared rows from exact softmax, relative to exact softmax, by the Frobenius norm; NaN if no
+  // row was compared
   double softmax_error = std::numeric_limits<double>::quiet_NaN();
   std::size_t workspace_bytes = 0;  // peak scratch memory of all threads, without what forward saves
 
-  /// Adds the rows of another part of the call, and their bound.
+  /// Adds the numbers of rows of another part of the call. error_bound becomes the larger of the two.
   void add_rows(const Report& part) {
     repaired_rows += part.repaired_rows;
     indefinite_rows += part.indefinite_rows;
@@ -81,20 +83,21 @@ struct Report {
 ///
 /// Comparison with softmax: the call also computes softmax_samples rows of each sequence of each head by exact softmax,
 /// or all rows if there are fewer, and reports how far its own rows are from these (Report::softmax_error): the error
-/// of the features. O(softmax_samples n_k (d + d_v)). The rows are drawn from softmax_seed; empty rows and non-finite
-/// ones are left out. It needs a feature map that estimates exp.
+/// of the features. O(softmax_samples n_k (d + d_v)). The rows are drawn at random, with the seed softmax_seed; empty
+/// and non-finite rows are left out. It needs a feature map that estimates exp.
 ///
 /// Non-finite inputs propagate as in the formula: a query to its own row, a key or value only to the rows that attend
-/// to it; and gradients likewise. The row of a query with a NaN or an infinity, and the rows that attend to such a key,
-/// are NaN, for any feature map. A key that no query attends to has the gradient 0, even if it is non-finite.
+/// to it. Gradients propagate in the same way. The row of a query with a NaN or an infinity, and the rows that attend
+/// to such a key, are NaN, for any feature map. A key that no query attends to has the gradient 0, even if it is
+/// non-finite.
 ///
 /// Errors: a call that throws InvalidArgument for its arguments writes nothing; y, the report and `saved` stay as they
 /// were. If memory runs out, if `poll` throws, or if a user's own feature map or position throws or returns a wrong
 /// shape, y may be written in part, and `saved` is invalid until the next forward.
 ///
 /// Interruption: the calling thread calls `poll` between parts of the work, such as tiles of rows of a head, and so
-/// does a later backward of what the call saved. What it throws ends the call: it is rethrown once the other threads
-/// have ended the parts that they were at.
+/// does a later backward of what the call saved. An exception from `poll` ends the call: it is rethrown once the other
+/// threads have ended the parts that they were at.
 struct CallOptions {
   OptionSpan<bool> key_mask = {};  // one for each key of each sequence of the batch: false is padding; empty: all true
   OptionSpan<Index> lengths = {};  // one for each sequence of the batch: later keys are padding; empty: no padding
@@ -105,7 +108,7 @@ struct CallOptions {
   bool check_finite = false;                      // throw InvalidArgument if an input is non-finite
   Report* report = nullptr;                       // is set, unless null
   Index softmax_samples = 0;                      // rows to be compared with exact softmax; needs a report
-  std::uint64_t softmax_seed = 0;                 // which rows these are
+  std::uint64_t softmax_seed = 0;                 // the seed with which these rows are drawn
   void (*poll)() = nullptr;  // is called between parts of the work; an exception from it ends the call
 };
 

@@ -5,13 +5,14 @@
 
 namespace nprf {
 
-/// The rows of one of the sequences that are packed in an array.
+/// The rows of one of the sequences that are packed in an array: the first query and the number of queries, the first
+/// key and the number of keys.
 struct Segment {
   Index q_begin, n_q, k_begin, n_k;
 };
 
-/// Of which rows CallOptions::lengths are the numbers; later ones are padding. Queries that are padding have no row: y
-/// keeps its entries there.
+/// Whether CallOptions::lengths are the numbers of keys alone, or of queries and of keys. Later tokens are padding. A
+/// query that is padding is not computed: y keeps its entries there.
 enum class Lengths { of_keys, of_queries_and_keys };
 
 }  // namespace nprf

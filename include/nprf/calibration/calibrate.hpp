@@ -21,18 +21,18 @@ namespace nprf {
 /// Options of calibrate(). `near`, `sinks`, `direction` and `normalization` are those of the attention that will use
 /// the map.
 struct CalibrationOptions {
-  Index num_features = 0;  // the most features of the map; 0, with target_error: as many as that needs, by
-                           // limits that double, each of which compares all its candidates
+  Index num_features = 0;  // the most features of the map. 0 needs a target_error: this limit then doubles until a map
+                           // reaches the target; all maps within a limit are compared before it doubles
   // near pairs and pairs with one of the first `sinks` keys of a sequence (AttentionOptions) have exact softmax weights
   // on both sides of the comparison
   Index near = 0, sinks = 0;
   Direction direction = Direction::bidirectional;
   Normalization normalization = Normalization::unit(1);
   std::uint64_t seed = 0;    // of the choice of queries that are compared, if there are more than max_queries
-  double target_error = 0;   // if positive: the fewest features with which the estimated error is at most this, or
-                             // those of least error if none reach it
+  double target_error = 0;   // if positive, the map has the fewest features with which its estimated error is at most
+                             // this; if no map reaches it, those of least error
   double shrinkage = 0.05;   // the part of the mean variance that is added to covariances (balance.hpp)
-  Index max_queries = 1024;  // the most queries of a sequence that are compared with exact softmax at a time
+  Index max_queries = 1024;  // the most queries of a sequence that are compared with exact softmax in one comparison
   void (*poll)() = nullptr;  // is called now and then by the calling thread; an exception from it ends the call
 };
 
@@ -76,14 +76,15 @@ HeadsCalibration<T> calibrate_heads(std::type_identity_t<HeadsView<const T>> q,
 ///     Attention attention(calibration.features, position, {.near = 32});
 ///     calibration.softmax_error;   // the relative error of y that can be expected
 ///
-/// The maps that are compared are Hermite features with more and more features: of first order,
-/// then of second order too. Errors against exact softmax are estimated by cross-validation within the first half of
-/// the sample: each of its halves is compared, with constants from the other, and the relative error of a row is capped
-/// at 1. The map of least error is chosen, with fewer features if more lower the error by less than a hundredth. Its
-/// constants are then those of the first half. The second half is only used to report softmax_error. Tokens of a half
-/// attend to those of the same half, at the positions that they have in the sample; so do those of a quarter, unless
-/// all their pairs are near: then they attend to the tokens of the first half. Causal attention leaves out the keys
-/// after the last query. Sinks are keys of each half, and the constants are those of the other keys.
+/// The maps that are compared are Hermite features with more and more features: of first order, then of second order
+/// too. Errors against exact softmax are estimated by cross-validation within the first half of the sample: each of the
+/// two quarters of the sample in it is compared by maps whose constants are from the other quarter. The relative error
+/// of a row counts as at most 1. The map of least error is chosen, unless fewer features have an error that is larger
+/// by less than a hundredth. Its constants are then computed from the whole first half. The second half is only used to
+/// report softmax_error. In these comparisons tokens attend to tokens of the same half or quarter, at the positions
+/// that they have in the sample. But if all pairs of a quarter are near, the queries of both quarters attend to the
+/// keys of the whole first half. With causal attention, keys after the last query are left out. Sinks are keys of each
+/// half and quarter; constants are computed from the other keys.
 ///
 /// The sample should have the positions and the lengths of the sequences on which the map is used. In a model with
 /// absolute positions the means change along a text, so that constants of a text's first half have a several times
@@ -91,9 +92,9 @@ HeadsCalibration<T> calibrate_heads(std::type_identity_t<HeadsView<const T>> q,
 ///
 /// O(n' n_k (d + d_v + r) + (n_q + n_k) d (d + r) + d^3) for each map that is compared, with n' = n_q, or max_queries
 /// if that is less. Throws InvalidArgument if shapes do not match, if a scalar is not finite, if there are fewer than 8
-/// queries or keys beside the sinks, if no query of a half or quarter attends to a key of it, if those of a half attend
-/// only to near ones and sinks, if the position is for other numbers of tokens or another direction or has slots of its
-/// own and no pitch() for a near field, or if an option is out of its range.
+/// queries or keys beside the sinks, if no query of a half or quarter attends to a key of the same part, if the queries
+/// of a half attend only to near keys and sinks, if the position is for another number of tokens or another direction,
+/// if with a near field it assigns slots but has no pitch(), or if an option is out of its range.
 template <OnlyReal T, Position P>
   requires std::same_as<typename P::Scalar, T>
 Calibration<T> calibrate(const std::type_identity_t<MatrixView<T>>& q, const std::type_identity_t<MatrixView<T>>& k,
@@ -103,7 +104,7 @@ Calibration<T> calibrate(const std::type_identity_t<MatrixView<T>>& q, const std
       calibrate_heads<T>(one_head<T>(q), one_head<T>(k), one_head<T>(v), std::span(&position, 1), options));
 }
 
-/// The same without values: the error is that of the attention weights, which is the larger one as a rule.
+/// The same without values. The error is that of the attention weights, which as a rule is larger than that of y.
 template <OnlyReal T, Position P>
   requires std::same_as<typename P::Scalar, T>
 Calibration<T> calibrate(const std::type_identity_t<MatrixView<T>>& q, const std::type_identity_t<MatrixView<T>>& k,

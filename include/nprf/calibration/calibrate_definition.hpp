@@ -26,9 +26,9 @@ namespace nprf {
 ///     x = a / sqrt(lambda)    y = b / sqrt(lambda)    rho = 2 lambda / (1 + sqrt(1 + 4 lambda^2))
 ///
 /// (lambda is rho / (1 - rho^2)) with Hermite polynomials He_n: 1, x, x^2 - 1. In z = sqrt(rho / lambda) a the features
-/// are 1, z, (z^2 - rho) / sqrt(2) and z z' of two coordinates, and the row's factor has the curvature lambda. They are
-/// for the coordinates of largest variance: first-order features of the first `first`, second-order ones of the first
-/// `second`.
+/// are 1, z, (z^2 - rho) / sqrt(2) and z z' of two coordinates, and the row's factor has the curvature lambda
+/// (QuadraticTerms). The `first` coordinates of largest variance have first-order features, and the `second`
+/// coordinates of largest variance also second-order features.
 ///
 /// As lambda tends to 0 the features tend to those of the Taylor series. Source: F. G. Mehler, J. reine angew. Math. 66
 /// (1866). O(d^2). Throws InvalidArgument unless 0 <= second <= first <= d.
@@ -39,7 +39,7 @@ CalibratedFeatures<T> hermite_features(const Balance<T>& balance, Index first, I
   const auto root = (1 + (1 + 4 * lambda.square()).sqrt()).eval();
   const auto rho = (2 * lambda / root).eval();
   const Vector<T> lengths = (2 / root).sqrt().template cast<T>();  // sqrt(rho / lambda)
-  // half of the constant sqrt(1 - rho^2) belongs to the queries
+  // queries and keys each have the root of the constant sqrt(1 - rho^2) as a factor
   QuadraticTerms<T> terms{first, second, rho.head(std::clamp<Index>(second, 0, d)).template cast<T>(),
                           lambda.template cast<T>(), static_cast<T>((1 - rho.square()).log().sum() / 4)};
   const Centring<T>& c = balance.constants;
@@ -60,7 +60,8 @@ inline void check_calibration(const CalibrationOptions& options) {
   require(options.target_error >= 0, "target_error: expected at least 0, got ", options.target_error);
 }
 
-// first-order features of 0, 1, 2, 4, 8, ... and all coordinates, then second-order features of 1, 2, 3, ... too
+// maps with first-order features of 0, 1, 2, 4, 8, ... and all coordinates, then also with second-order features of 1,
+// 2, 3, ... coordinates
 inline std::vector<CalibrationCandidate> calibration_candidates(Index d, Index num_features) {
   std::vector<CalibrationCandidate> all;
   const auto add = [&](Index first, Index second) {
@@ -74,8 +75,8 @@ inline std::vector<CalibrationCandidate> calibration_candidates(Index d, Index n
   return all;
 }
 
-// What half `tested` of the first half is compared with: its keys, or, if pairs of a half of one sequence are all near,
-// those of both
+// Half `tested` (0 or 1) of `used`, with the keys that its queries attend to in the comparison: its own keys, or, if
+// `used` is one sequence and all pairs of either half are near, the keys of both halves
 template <Real T>
 HeadSample<T> fold(const HeadSample<T>& used, Index tested, const ComparisonOptions& comparison) {
   HeadSample<T> half = used.half(tested);
@@ -85,11 +86,12 @@ HeadSample<T> fold(const HeadSample<T>& used, Index tested, const ComparisonOpti
   return half;
 }
 
-// Sets the candidates' errors: each half of the first half is compared with maps of its other half
+// Sets the candidates' errors: each half of the first half of a sample is compared, by maps with constants from the
+// other half
 template <Real T>
 void estimate_errors(std::span<const HeadSample<double>> heads, const CalibrationOptions& options,
                      const ComparisonOptions& comparison, std::span<CalibrationCandidate> candidates) {
-  std::vector<Index> counts;  // each candidate has the features of those before it
+  std::vector<Index> counts;  // each candidate also has the features of the candidates before it
   for (const CalibrationCandidate& each : candidates) counts.push_back(each.num_features());
   const auto& [first, second, error] = candidates.back();
   std::vector<SoftmaxDifference> sum(candidates.size());
@@ -126,10 +128,10 @@ HeadsCalibration<T> calibrate_samples(std::span<const HeadSample<double>> heads,
   ComparisonOptions limited = comparison;
   limited.max_row_error = 1;  // as if y were 0: a few denominators that are nearly 0 must not decide
   const Index d = heads[0].input_dim(), complete = CalibrationCandidate{d, d, 0}.num_features();
-  // a limit, or larger and larger ones until the target is reached
+  // `most` is a limit of the features: the given one, or larger and larger ones until the target is reached
   for (Index most = options.num_features > 0 ? options.num_features : d + 1;; most *= 2) {
     std::vector<CalibrationCandidate> candidates = calibration_candidates(d, most);
-    std::ranges::copy(result.candidates, candidates.begin());  // of a smaller limit
+    std::ranges::copy(result.candidates, candidates.begin());  // whose errors are known from a smaller limit
     estimate_errors<T>(heads, options, limited, std::span(candidates).subspan(result.candidates.size()));
     result.candidates = std::move(candidates);
     const bool found = std::ranges::any_of(
@@ -185,7 +187,8 @@ HeadsCalibration<T> calibrate_heads(const HeadsView<const T>& q, const HeadsView
   const auto num_positions = static_cast<Index>(positions.size());
   require(num_positions == 1 || num_positions == q.heads, "positions: expected 1 or ", q.heads,
           " (the number of heads of queries), got ", num_positions);
-  // with keys that no query attends to, no query of the second half would attend to a key of that half
+  // keys after the last query are left out: with them, it could be that no query of the second half attends to a key
+  // of that half
   const Index n_k = options.direction == Direction::causal ? std::min(q.tokens, k.tokens) : k.tokens;
   require(n_k < 8 || options.sinks <= n_k - 8, "sinks: expected at most ", n_k - 8, " of ", n_k,
           " keys that queries attend to, so that 8 are left, got ", options.sinks);

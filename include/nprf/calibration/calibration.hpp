@@ -9,8 +9,9 @@
 
 namespace nprf {
 
-/// A map that calibrate() compared with others: its first-order features, of the coordinates of largest variance, the
-/// number of coordinates with second-order features too, and its error as estimated on the first half of the sample.
+/// A map that calibrate() compared with others. The `first` coordinates of largest variance have first-order features,
+/// and the `second` coordinates of largest variance also second-order features. `error` is the error that was estimated
+/// on the first half of the sample.
 struct CalibrationCandidate {
   Index first, second;
   double error;
@@ -33,7 +34,8 @@ struct Calibration {
   static Calibration load(std::istream& in);
 };
 
-/// The same for all heads. All maps have the same number of features, as MultiHeadAttention requires.
+/// Feature maps for all heads of an attention, and their errors. All maps have the same number of features, as
+/// MultiHeadAttention requires.
 template <Real T>
 struct HeadsCalibration {
   std::vector<CalibratedFeatures<T>> features;
@@ -41,7 +43,7 @@ struct HeadsCalibration {
   std::vector<double> head_errors;               // (h)
   std::vector<CalibrationCandidate> candidates;  // their errors are those of all heads together
 
-  /// As those of Calibration; O(h (d^2 + r)).
+  /// As save() and load() of Calibration; O(h (d^2 + r)).
   void save(std::ostream& out) const;
   static HeadsCalibration load(std::istream& in);
 };

@@ -15,10 +15,10 @@
 
 namespace nprf {
 
-/// Consecutive tokens of one head of one sequence, and before these keys the first ones of the sequence, its attention
-/// sinks. Queries and keys are normalised. Maps are computed from samples in double, and compared on them in the scalar
-/// type of the attention. What works on them are templates, so that a program that calibrates nothing does not compile
-/// it.
+/// Consecutive tokens of one head of one sequence. Before their keys come the first keys of the sequence, its attention
+/// sinks. Queries and keys are normalised. Maps are computed from samples in double, and compared on samples in the
+/// scalar type of the attention. The functions of samples are templates, so that a program that calibrates nothing does
+/// not compile them.
 template <Real T>
 struct SampleTokens {
   Matrix<T> q, k, v;  // (n_q,d) (n_k,d) (n_k,d_v); d_v = 0 if there are no values
@@ -29,7 +29,7 @@ struct SampleTokens {
   /// The position of a key in the sequence.
   Index position(Index key) const { return key < sinks ? key : first_key + key - sinks; }
 
-  /// With the first n_k keys alone, which must be more than the sinks.
+  /// These tokens with only the first n_k keys, which include the sinks. Requires n_k > sinks.
   SampleTokens with_first_keys(Index n_k) const {
     return {q, k.topRows(n_k), v.topRows(n_k), first_query, first_key, sinks};
   }
@@ -51,7 +51,7 @@ struct SampleTokens {
     return {q.template cast<U>(), k.template cast<U>(), v.template cast<U>(), first_query, first_key, sinks};
   }
 
-  /// These queries with all keys of tokens that they are a part of.
+  /// These queries with the keys and values of `all`, the tokens that these ones are a part of.
   SampleTokens with_keys_of(const SampleTokens& all) const {
     return {q, all.k, all.v, first_query, all.first_key, sinks};
   }
@@ -71,8 +71,8 @@ struct HeadSample {
 
   Index input_dim() const { return sequences.at(0).q.cols(); }
 
-  /// The first half (0) or the second (1): of the sequences, the first half being the larger one, or of the tokens if
-  /// there is one sequence.
+  /// The first half (0) or the second (1) of the sequences; if their number is odd, the first half has one more. If
+  /// there is one sequence, a half of its tokens.
   HeadSample half(Index which) const {
     if (sequences.size() == 1) return {{sequences[0].half(which)}, pairs};
     const auto middle = sequences.begin() + static_cast<std::ptrdiff_t>((sequences.size() + 1) / 2);
@@ -103,7 +103,7 @@ struct HeadSample {
 
 namespace detail {
 
-// the rows of x (n,d), normalised as attention normalises those of a map that estimates exp
+// the rows of x (n,d), normalised as attention normalises the rows for a map that estimates exp
 template <Real T>
 Matrix<double> normalised_rows(const Normalization& normalization, const MatrixView<T>& x) {
   const Matrix<double> rows = x.template cast<double>();
@@ -116,8 +116,8 @@ Matrix<double> normalised_rows(const Normalization& normalization, const MatrixV
 }  // namespace detail
 
 /// One sequence of a sample, in double, from q (n_q,d) k (n_k,d) v (n_k,d_v) as the model gives them. Throws
-/// InvalidArgument if shapes do not match, if a scalar is not finite, or if there are fewer than 8 queries or keys:
-/// each quarter must have two.
+/// InvalidArgument if shapes do not match, if a scalar is not finite, or if there are fewer than 8 queries or,
+/// beside the sinks, fewer than 8 keys: each quarter must have two.
 template <Real T>
 SampleTokens<double> sample_tokens(const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v,
                                    const Normalization& normalization, Index sinks = 0) {

@@ -25,7 +25,7 @@ class NumberWriter {
  public:
   explicit NumberWriter(std::ostream& out) : m_out(out) {}
 
-  /// The first line: what follows, the version of its format, and its scalar.
+  /// Writes the first line: the name `what` of the contents, the version of their format, and their scalar type.
   template <Real T>
   void header(std::string_view what, int version) {
     m_out << what << ' ';
@@ -65,7 +65,7 @@ class NumberWriter {
   std::ostream& m_out;
 };
 
-/// Reads what NumberWriter wrote. All functions throw InvalidArgument if the text is another.
+/// Reads what NumberWriter wrote. All functions throw InvalidArgument if the text is not what they expect.
 class NumberReader {
  public:
   explicit NumberReader(std::istream& in) : m_in(in) {}

@@ -24,10 +24,10 @@
 
 namespace nprf {
 
-/// Which attention is compared: its direction, and which queries.
+/// Which attention is compared with exact softmax: its direction, and which of its queries.
 struct ComparisonOptions {
   Direction direction = Direction::bidirectional;
-  Index max_queries = 1024;  // of each sequence; if there are more, so many are chosen at random
+  Index max_queries = 1024;  // of each sequence; if there are more, this many are chosen at random
   std::uint64_t seed = 0;
   double max_row_error =
       std::numeric_limits<double>::infinity();  // |y - exact| / |exact| of a row counts as at most this
@@ -56,9 +56,10 @@ class SoftmaxComparison {
     draw_rows(tokens.q.rows(), options.seed, 0, m_rows);
   }
 
-  /// One for each of the maps that have the first counts[c] features of `map`, in increasing order: 1, first order, and
-  /// second order by the later coordinate. O(n_k (d + r + d_v counts.size())) for each query that is compared, and
-  /// memory O(n_k) for each thread, by all threads; bitwise reproducible for any number of them.
+  /// The differences of several maps from exact softmax. Map c has the first counts[c] features of `map`; counts
+  /// increase. The order of features is: 1, those of first order, those of second order by the later one of their two
+  /// coordinates. O(n_k (d + r + d_v counts.size())) for each query that is compared, and memory O(n_k) for each
+  /// thread, by all threads; bitwise reproducible for any number of threads.
   std::vector<SoftmaxDifference> differences(const CalibratedFeatures<T>& map, std::span<const Index> counts) const {
     const Features features = features_of(map, counts);
     const Index n = static_cast<Index>(m_rows.size()), count = static_cast<Index>(counts.size());
@@ -99,10 +100,11 @@ class SoftmaxComparison {
   struct Features {
     Matrix<T> queries, keys;           // (rows,r) (r,n_k)
     Vector<T> log_queries, log_keys;   // (rows) (n_k)
-    Matrix<T> query_norms, key_norms;  // (rows,counts) (n_k,counts)  of the first features
+    Matrix<T> query_norms, key_norms;  // (rows,counts) (n_k,counts)  column c: of the first counts[c] features
   };
 
-  // those of a query with all keys: their biases, -inf if the direction forbids them, and whether weights are exact
+  // the pairs of a query with all keys: their biases, -infinity if the direction forbids a pair, and whether their
+  // weights are exact
   struct Pairs {
     explicit Pairs(Index n_k) : bias(n_k), is_exact(n_k) {}
 
@@ -110,8 +112,9 @@ class SoftmaxComparison {
     Eigen::Array<bool, Eigen::Dynamic, 1> is_exact;
   };
 
+  // far_bias is -infinity for exact pairs, exact_weights is 0 for far pairs
   struct Tile {
-    Matrix<T> far_bias, exact_weights, y;  // (rows,n_k) (rows,n_k) (rows,d_v); bias -inf, and weight 0, of other pairs
+    Matrix<T> far_bias, exact_weights, y;  // (rows,n_k) (rows,n_k) (rows,d_v)
     Vector<T> largest;                     // of the logits of a row; the weights are exp(logit - largest)
   };
 
@@ -184,7 +187,7 @@ class SoftmaxComparison {
     Pairs pairs(n_k);
     for (Index i = 0; i < rows; ++i) {
       set_pairs(i0 + i, pairs);
-      const double largest_bias = pairs.bias.maxCoeff();  // beside which others keep their digits
+      const double largest_bias = pairs.bias.maxCoeff();  // relative to which the other biases keep their digits
       if (largest_bias > -infinity) pairs.bias.array() -= largest_bias;
       tile.far_bias.row(i) = pairs.bias.template cast<T>().transpose();
       W.row(i) += tile.far_bias.row(i);
@@ -200,8 +203,8 @@ class SoftmaxComparison {
     return tile;
   }
 
-  // Sets the squared differences (rows,counts). Maps share the factors of pairs, and each has the products
-  // phi(q).phi(k) of the one before it and of its further features.
+  // Sets the squared differences (rows,counts). All maps have the same factors of pairs. The products phi(q).phi(k) of
+  // a map are those of the map before it plus those of its further features.
   void set_differences(const Tile& tile, Index i0, const Features& features, std::span<const Index> counts,
                        Eigen::Ref<Matrix<double>, 0, Eigen::OuterStride<>> differences) const {
     const Index rows = tile.y.rows(), n_k = m_tokens.k.rows();
@@ -292,7 +295,7 @@ std::vector<SoftmaxDifference> softmax_differences(const HeadSample<T>& sample, 
   return sum;
 }
 
-/// That of the whole map.
+/// The same for the whole map.
 template <Real T>
 SoftmaxDifference softmax_difference(const HeadSample<T>& sample, const CalibratedFeatures<T>& map,
                                      const ComparisonOptions& options) {

@@ -29,7 +29,7 @@ struct Block {
   static constexpr Index cols = packs * Pack<T>::size;
 };
 
-/// A step known at compile time.
+/// The type of a row_step or a depth_step (LeftFactor) that is known at compile time.
 template <Index value>
 using Step = std::integral_constant<Index, value>;
 
@@ -110,7 +110,7 @@ template <Index rows, Real T, class RowStep, class DepthStep, class Emit>
       packs, [&]<Index rest>() { detail::multiply_panel<rows, rest>(depth, A, panel, B.depth_step, shifted); });
 }
 
-/// The same of Block<T>::rows rows.
+/// multiply_rows() for Block<T>::rows rows.
 template <Real T, class RowStep, class DepthStep, class Emit>
 [[gnu::always_inline]] inline void multiply_block(Index depth, Index packs, LeftFactor<T, RowStep, DepthStep> A,
                                                   RightFactor<T> B, Emit&& emit) {
@@ -134,7 +134,7 @@ class RowBlocks {
     std::fill(m_last + rest * depth, m_last + Block<T>::rows * depth, T(0));
   }
 
-  /// The block of rows i, i + 1, ...
+  /// The block of rows i, i + 1, ..., where i is a multiple of Block<T>::rows.
   LeftFactor<T, Index, Step<1>> block(Index i) const {
     if (i < m_whole_rows) return {m_x + i * m_stride, m_stride, {}};
     return {m_last, m_depth, {}};
@@ -146,8 +146,8 @@ class RowBlocks {
   Index m_stride = 0, m_depth = 0, m_whole_rows = 0;
 };
 
-/// z (rows,cols) = x B for row-major x (rows,depth), where cols are `packs` packs of columns. The bits of a row do not
-/// depend on the other rows.
+/// z (rows,cols) = x B for row-major x (rows,depth), where cols is `packs` times the size of a pack. The bits of a row
+/// do not depend on the other rows.
 template <Real T>
 void multiply_each_row(const MatrixView<T>& x, Index packs, RightFactor<T> B, MatrixMap<T> z, Workspace& scratch) {
   const Index rows = x.rows(), depth = x.cols();
@@ -166,9 +166,9 @@ void multiply_each_row(const MatrixView<T>& x, Index packs, RightFactor<T> B, Ma
     });
 }
 
-/// w^T (depth,cols) of w (cols,depth) as a matrix that its owner keeps and reads in place as a right factor. It is
-/// padded to whole packs of columns; the padding repeats the last column. Packs are those of the widest registers,
-/// because code that is compiled for other registers may use it (levels.hpp).
+/// Returns w^T (depth,cols) for w (cols,depth), a matrix that the caller keeps and reads in place as a right factor.
+/// Its columns are padded to whole packs; the padding repeats the last column. Packs are those of the widest registers,
+/// because code that is compiled for other registers may use the matrix (levels.hpp).
 template <Real T>
 Matrix<T> transposed_in_packs(const Matrix<T>& w) {
   constexpr Index widest = std::max<Index>(64 / sizeof(T), Pack<T>::size);
@@ -219,7 +219,7 @@ class TransposedRows {
   /// `most` is the largest number of rows of x.
   TransposedRows(Index depth, Index most, Workspace& scratch)
       : m_depth(depth),
-        // an odd number of packs: rows at steps of a power of two would share few sets of a cache
+        // an odd number of packs: rows at steps of a power of two would be in the same few sets of a cache
         m_step((packs_for<T>(most) | 1) * Pack<T>::size),
         m_data(scratch.take<T>(depth * m_step)) {}
 
@@ -237,7 +237,7 @@ class TransposedRows {
     }
   }
 
-  /// The columns from this pack on.
+  /// The right factor of the columns that begin with pack number `pack`.
   RightFactor<T> from(Index pack) const { return RightFactor<T>::in_place(m_data + pack * Pack<T>::size, m_step); }
 
  private:

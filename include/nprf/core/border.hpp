@@ -9,9 +9,9 @@
 
 namespace nprf {
 
-/// The biases or the weights of E tokens without a slot (the extra tokens of a grid): a matrix (E,E+2) in the caller's
-/// storage. In row e, column 0 is for query e and every key with a slot, column 1 for every query with a slot and key
-/// e, and column 2 + f for query e and key f, both without a slot.
+/// The biases or the weights of the pairs of which a token has no slot, for E tokens without a slot (the extra tokens
+/// of a grid): a matrix (E,E+2) in the caller's storage. In row e, column 0 is for query e and every key with a slot,
+/// column 1 for every query with a slot and key e, and column 2 + f for query e and key f, both without a slot.
 template <class T>
 struct Border {
   Index count = 0;            // E
@@ -32,16 +32,17 @@ namespace detail {
 inline constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
 }  // namespace detail
 
-/// Whether a causal query e of the border does not attend to the keys of column f, because they are later: tokens
-/// without a slot come before those with one.
+/// Whether the pairs of a column in row e of a Border do not attend in causal attention, because their key is later
+/// than their query. Tokens without a slot come before those with one.
 NPRF_HOST_DEVICE constexpr bool is_later_in_border(Index e, Index column) { return column == 0 || column - 2 > e; }
 
-/// Whether the entry of a column is one of query e's own: column 1 is for other queries and key e. The weights of a
-/// query's own entries are relative to the largest bias of them.
+/// Whether a column of a Border is for queries without a slot: in row e for query e. Column 1 is for the other queries
+/// and key e. The weights of a query without a slot are relative to the largest bias of that query.
 NPRF_HOST_DEVICE constexpr bool is_own_in_border(Index column) { return column != 1; }
 
-/// The weight of an entry of the border in some column, with bias b, the same for the CPU and for GPUs: exp(b -
-/// largest), but the row of a query without a slot is relative to its own largest bias. 0 for b = -infinity.
+/// The weight of an entry of a Border with bias b, on the CPU and on GPUs: exp(b - largest) in column 1, where
+/// `largest` is the largest bias of the queries with a slot; exp(b - largest_of_row) in other columns, where
+/// `largest_of_row` is the largest bias of the query of the row. 0 for b = -infinity.
 template <class T>
 NPRF_HOST_DEVICE inline T border_weight(double b, Index column, double largest, double largest_of_row) {
   return b > detail::minus_infinity

@@ -17,8 +17,8 @@
 
 namespace nprf {
 
-/// An array of uninitialised objects, aligned to 64 bytes. Throws std::bad_alloc, or std::length_error if the size is
-/// negative or overflows.
+/// An array of uninitialised objects, aligned to 64 bytes. The constructor throws std::bad_alloc, or std::length_error
+/// if the size is negative or overflows.
 template <class T>
 class Buffer {
   static_assert(std::is_trivially_destructible_v<T>);
@@ -41,8 +41,8 @@ class Buffer {
     return static_cast<std::size_t>(size) * sizeof(T);
   }
 
-  // With small pages the page fault at the first access costs more than writing the page. It comes back each time that
-  // memory is freed and allocated again.
+  // With small pages the page fault at the first access costs more than writing the page, and it happens again each
+  // time that memory is freed and allocated.
   static void request_large_pages([[maybe_unused]] void* data, [[maybe_unused]] std::size_t size) {
 #ifdef MADV_HUGEPAGE
     constexpr std::uintptr_t page = std::uintptr_t{2} << 20;

@@ -12,8 +12,9 @@ enum class CpuLevel { baseline, v3, v4 };
 #if NPRF_X86_64_LEVELS
 
 /// The level whose code runs: the highest that the processor supports, chosen at the first call and then the same for
-/// the process. The environment variable NPRF_CPU_LEVEL (baseline, v3 or v4) selects another; throws InvalidArgument,
-/// as every call of an attention then does, if it names none or one that the processor does not support.
+/// the process. The environment variable NPRF_CPU_LEVEL (baseline, v3 or v4) selects another. If the variable names no
+/// level, or one that the processor does not support, this function throws InvalidArgument, and so does every call of
+/// an attention.
 CpuLevel cpu_level();
 
 #endif

@@ -10,11 +10,11 @@ namespace nprf {
 /// bidirectional: a query attends to all keys. causal: to the keys at its own position and before it.
 enum class Direction { bidirectional, causal };
 
-/// How the sums over the keys are computed, for n tokens. automatic chooses by a cost model. direct: tile by tile,
-/// O(n^2). banded and recurrence: O(n), for biases that beyond some lags are constant or, for recurrence, linear in the
-/// lag. lanes: by nprf's FFT, O(n log n). grid: the same for positions on a grid. block_causal: by FFTs of blocks,
-/// O(n log^2 n), causal only. fftw: as lanes, by the library FFTW; gradients by lanes. toeplitz/product.hpp has the
-/// conditions.
+/// How the sums over the keys are computed, for n tokens. automatic: by the engine that a cost model chooses. direct:
+/// tile by tile, O(n^2). banded: O(n), for biases that are constant beyond some lags. recurrence: O(n), for biases that
+/// are linear in the lag beyond some lags. lanes: by nprf's FFT, O(n log n). grid: as lanes, for positions on a grid.
+/// block_causal: by FFTs of blocks, O(n log^2 n), causal only. fftw: as lanes, but by the library FFTW, and with the
+/// gradients of lanes. toeplitz/product.hpp has the conditions.
 enum class Engine { automatic, direct, fftw, lanes, block_causal, banded, recurrence, grid };
 
 constexpr std::string_view name(Engine engine) {

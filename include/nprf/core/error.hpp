@@ -50,7 +50,7 @@ std::string sentence(const Parts&... parts) {
 
 }  // namespace detail
 
-/// Throws InvalidArgument with the concatenated parts as its message unless `holds`. Release builds check too.
+/// If `holds` is false, throws InvalidArgument with the concatenated parts as its message. Release builds check too.
 template <class... Parts>
   requires(sizeof...(Parts) > 0)
 void require(bool holds, const Parts&... parts) {

@@ -11,20 +11,21 @@
 
 namespace nprf {
 
-/// Tails fitted to a table of biases, and the largest |b - line| over them: the tails change a weight by a factor
-/// between exp(-deviation) and exp(deviation).
+/// Tails fitted to a table of biases, and the largest |b - line| of their lags: using the tails changes a weight by a
+/// factor between exp(-deviation) and exp(deviation).
 struct FittedTails {
   Tails tails;
   double deviation = 0;
 };
 
 struct FittedLine {
-  Index lags = 0;  // the number of lags outside its innermost one
+  Index lags = 0;  // the number of lags of the line, without its innermost one
   double slope = 0, deviation = 0;
 };
 
 /// Fits a line that does not rise outwards to one end of a table: b(k) is the bias k lags inwards from the end, k <
-/// lags. It stays within `most` of every bias, but one that is below `underflow` only needs to stay below it. O(lags).
+/// lags. The line stays within `most` of every bias that it covers. The exception are the outermost biases, if they are
+/// below `underflow`: there the line only has to be below `underflow` + `most`. O(lags).
 ///
 /// Consider the lines through the outermost bias that is not below `underflow`. The slopes of those that stay within
 /// most / 2 of every bias form an interval, and each further bias inwards can only narrow it. The parallel of such a
@@ -59,9 +60,10 @@ FittedLine fitted_line(Index lags, double underflow, double most, B&& b) {
 template <Real T>
 inline constexpr double log_smallest_normal = (std::numeric_limits<T>::min_exponent - 1) * std::numbers::ln2;
 
-/// The longest tails of a range of lags, given b - max b for each of them, that stay within `most` of a line that does
-/// not rise outwards. An example is ALiBi given as a table. Weights exp(b - max b) below the normal numbers of T only
-/// need to stay below them. No tail contains a lag with b = -infinity. O(range).
+/// The longest tails of a range of lags that stay within `most` of a line that does not rise outwards; log_weights has
+/// b - max b of each lag. An example is ALiBi given as a table. Where the outermost weights exp(b - max b) are below
+/// the normal numbers of T, the line only has to give such weights, too, within a factor exp(most). No tail contains a
+/// lag with b = -infinity. O(range).
 template <Real T>
 FittedTails fitted_tails(std::span<const double> log_weights, double most) {
   if (log_weights.empty()) return {};

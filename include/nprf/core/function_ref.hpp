@@ -10,8 +10,8 @@ namespace nprf {
 template <class Signature>
 class FunctionRef;
 
-/// A reference to a function object of any type, so that a function that calls it is compiled once, not for each type.
-/// The object must outlive it.
+/// A reference to a function object of any type. A function that takes a FunctionRef is compiled once, not for each
+/// type of function object. The object must outlive the reference.
 template <class Result, class... Arguments>
 class FunctionRef<Result(Arguments...)> {
  public:

@@ -13,7 +13,7 @@ namespace nprf {
 
 /// The bias b[lag] of every lag: a table, continued by a straight line beyond each end.
 ///
-/// A clipped table has slopes 0. ALiBi has a table of one scalar and slopes -s. b = -infinity means weight 0.
+/// A clipped table has slopes 0. ALiBi with slope s has one scalar and slopes -s. b = -infinity means weight 0.
 template <Real T>
 struct LagBias {
   Index first = 0;                       // lag of table[0]

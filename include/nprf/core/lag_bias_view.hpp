@@ -27,8 +27,9 @@ struct LagBiasView {
     return table[lag - first];
   }
 
-  /// b[lag] - b[from], with a rounding error relative to the result: if both lags are on the same line, it is not
-  /// computed as the difference of two large numbers. -infinity if b[lag] is -infinity; b[from] must not be.
+  /// b[lag] - b[from]. If both lags are on the same line, the difference is computed from the slope and not from two
+  /// large numbers, so that its rounding error is relative to the difference. -infinity if b[lag] is -infinity; b[from]
+  /// must not be -infinity.
   double difference(Index lag, Index from) const {
     constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
     if (lag < first && from < first)
@@ -38,16 +39,16 @@ struct LagBiasView {
     return (*this)[lag] - (*this)[from];
   }
 
-  /// b of a range of lags, into b (range.size()).
+  /// Sets b (range.size()) to the biases of a range of lags.
   void fill(LagRange range, double* b) const {
     for (Index lag = range.first; lag <= range.last; ++lag) b[lag - range.first] = (*this)[lag];
   }
-  /// difference(lag, from) for a range of lags, into d (range.size()).
+  /// Sets d (range.size()) to difference(lag, from) for the lags of a range.
   void fill_differences(LagRange range, Index from, double* d) const {
     for (Index lag = range.first; lag <= range.last; ++lag) d[lag - range.first] = difference(lag, from);
   }
 
-  /// The first lag with the largest b of a range; range.first if the range is empty.
+  /// The lag of a range that has the largest b, the first if there are several; range.first if the range is empty.
   Index largest(LagRange range) const {
     Index best = range.first;
     if (range.size() == 0) return best;

@@ -15,9 +15,9 @@
 namespace nprf {
 
 /// The slots of the queries and keys of a call (slots.hpp), which keys each query attends to, and with which bias: a
-/// position, a direction and an offset, lowered to tables. Engines, error bounds and fallbacks all work from it. It
-/// needs no matrix library, and refers to tables in the caller's storage. A mask or a length
-/// is not part of it: the keys of a product (toeplitz/factors.hpp) are those of `keys` that are not padding.
+/// position, a direction and an offset, lowered to tables. Engines, error bounds and fallbacks all work from these
+/// tables. A LagProblem needs no matrix library, and refers to tables in the caller's storage. Masks and lengths are
+/// not part of it: the keys of a product (toeplitz/factors.hpp) are the tokens of `keys` that are not padding.
 ///
 /// Lags are differences of slots here: t - s for a key in slot t and a query in slot s. The lag for which the position
 /// defines the bias is t - s - offset.
@@ -29,18 +29,18 @@ struct LagProblem {
   Index offset = 0;
   bool has_own_slots = false;            // the position assigns the slots, as a grid does
   Placement queries, keys;               // all tokens, masked keys too
-  Index query_slots = 0, key_slots = 0;  // from slot 0 to the last one with a token
+  Index query_slots = 0, key_slots = 0;  // the number of slots up to the last one with a token
   LagRange lags;                         // between any two slots: 1 - query_slots .. key_slots - 1
   LagRange reach;                        // the lags that the direction allows
-  const double* biases = nullptr;        // (lags) b; -infinity: not attended, as outside of `reach`
+  const double* biases = nullptr;        // (lags) b; -infinity: not attended; this includes all lags outside `reach`
   double largest_bias = minus_infinity;  // the largest of `biases`
-  const double* log_weights = nullptr;   // (lags) b - largest_bias; -infinity if all b are
+  const double* log_weights = nullptr;   // (lags) b - largest_bias; -infinity if all b are -infinity
   LagRange table;                        // before and after these lags b is linear
   double slope_before = 0, slope_after = 0;
   NearLags near;                        // lags whose pairs are computed exactly: `weights` are 0 there
   Index sinks = 0;                      // the number of first keys whose pairs are computed exactly
-  double weight_bias = minus_infinity;  // the bias at which a weight is 1: the largest, also of column 1 of the border
-  LagWeightsView<T> weights;            // exp(b - weight_bias) of `reach`
+  double weight_bias = minus_infinity;  // the bias of weight 1: the largest of `biases` and column 1 of the border
+  LagWeightsView<T> weights;            // exp(b - weight_bias) of the lags of `reach`; 0 for near lags
   T* weight_values = nullptr;           // the same array as in `weights`, writable
   Border<T> border;                     // the weights of tokens without a slot
   Border<double> border_biases;         // their biases; -infinity where a query does not attend to a key
@@ -60,10 +60,10 @@ struct LagProblem {
 
   /// Whether pairs of a near field or of attention sinks are computed exactly.
   bool has_exact_pairs() const { return near.width > 0 || sinks > 0; }
-  /// How many of these keys, the first ones, are attention sinks.
+  /// How many keys of a placement, from its first one on, are attention sinks.
   Index sinks_of(const Placement& of) const { return std::min(sinks, of.count()); }
 
-  /// The bias at which a far weight of this query is 1: for a query without a slot, the largest of its own.
+  /// The bias at which a far weight of a query is 1: weight_bias or, for a query without a slot, its largest bias.
   double unit_bias(Index query) const {
     if (query >= queries.outside) return weight_bias;
     double largest = border_biases(query, border.count);
@@ -71,8 +71,9 @@ struct LagProblem {
     return largest;
   }
 
-  /// bias(lag) - bias(from), with a rounding error relative to the result: if both lags are on the same line, it is not
-  /// computed as the difference of two large numbers. -infinity if `lag` is not attended; `from` must be.
+  /// bias(lag) - bias(from). If both lags are on the same line, the difference is computed from the slope and not from
+  /// two large numbers, so that its rounding error is relative to the difference. -infinity if `lag` is not attended;
+  /// `from` must be attended.
   double bias_difference(Index lag, Index from) const {
     const double b = bias(lag);
     if (b == minus_infinity) return b;
@@ -92,8 +93,9 @@ struct LagProblem {
     return std::max(most - least, 0.0);
   }
 
-  /// Keeps the weight of the last attended lag that is not near above zero: engines with log-scales of keys scale a row
-  /// by the keys up to that lag (toeplitz/factors.hpp), even if its weight underflows.
+  /// Raises the weight of the last lag that is attended and not near to at least the smallest normal number. Engines
+  /// with log-scales of keys scale a row by the keys up to that lag (toeplitz/factors.hpp), even if its weight
+  /// underflows.
   void keep_last_weight() {
     Index last = reach.last;
     const auto has_weight = [this](Index lag) { return attends(lag) && !near.contains(lag); };

@@ -9,7 +9,7 @@
 
 namespace nprf {
 
-/// The weights of a LagWeightsView in storage of their own.
+/// The weights of a Toeplitz matrix as in a LagWeightsView, but with storage of its own.
 template <Real T>
 struct LagWeights {
   Index first = 0;
@@ -21,7 +21,7 @@ struct LagWeights {
   T operator[](Index lag) const { return view()[lag]; }
   LagRange support() const { return view().support(); }
 
-  /// c over a range of lags, with zeros outside the table.
+  /// The weights of the lags of a range, with zeros for lags outside the table.
   Vector<T> window(LagRange range) const {
     Vector<T> c(range.size());
     for (Index k = 0; k < c.size(); ++k) c[k] = (*this)[range.first + k];
@@ -29,8 +29,8 @@ struct LagWeights {
   }
 };
 
-/// c = exp(b - max b) over a range, as attention computes it (lower_lags.hpp): the largest weight is 1. All weights are
-/// zero if all b are -infinity.
+/// The weights c = exp(b - max b) of the lags of a range, computed as attention does (lower_lags.hpp): the largest
+/// weight is 1. All weights are zero if all b are -infinity.
 template <Real T>
 LagWeights<T> exp_weights(const LagBias<T>& bias, LagRange range) {
   LagProblem<T> x;

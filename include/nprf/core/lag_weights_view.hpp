@@ -8,9 +8,9 @@
 
 namespace nprf {
 
-/// The number of weights at each end of a table that form a geometric sequence, and the logarithm of its ratio in the
-/// outward direction: with e = first + before,  c[e - k] = c[e] exp(k slope_before)  for k = 1..before, and likewise at
-/// the other end.
+/// The tails of a table of weights c of the lags first..last: at each end, the number of weights that continue a
+/// geometric sequence outwards, and the logarithm of its ratio. With e = first + before and f = last - after:
+///     c[e - k] = c[e] exp(k slope_before)  for k = 1..before,    c[f + k] = c[f] exp(k slope_after)  for k = 1..after
 struct Tails {
   Index before = 0, after = 0;
   double slope_before = 0, slope_after = 0;
@@ -39,7 +39,7 @@ struct LagWeightsView {
   /// The lags between the tails.
   LagRange middle() const { return {first + tails.before, last() - tails.after}; }
 
-  /// The same weights, with the tails of slope 0 extended over the runs of equal weights at the ends.
+  /// The same weights. Each tail of slope 0 is extended inwards as far as the weights are equal.
   LagWeightsView with_equal_ends() const {
     LagWeightsView c = *this;
     Tails& t = c.tails;
@@ -51,8 +51,8 @@ struct LagWeightsView {
   }
 };
 
-/// The tails of the weights over a range: the lags beyond the table of the bias, where the bias is linear. A bias that
-/// rises outwards gives no tail: the recurrence would start from an innermost weight that may have underflowed.
+/// The tails of the weights of a range of lags: the lags beyond the table of the bias, where the bias is linear. A bias
+/// that rises outwards gives no tail: the recurrence would start from an innermost weight that may have underflowed.
 template <Real T>
 Tails tails(const LagBiasView<T>& bias, LagRange range) {
   if (range.size() == 0) return {};

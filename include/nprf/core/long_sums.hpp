@@ -18,16 +18,17 @@ namespace nprf {
 /// The number of keys in a chunk.
 inline constexpr Index chunk_keys = 4096;
 
-/// The numbers of keys that tiles of attention and steps of a decoder, and tiles of exact softmax, sum in a run, before
-/// the next run is added; and a bound of the terms that an engine by FFT adds one after the other. The certificates of
-/// rounding errors (row_error_bound.hpp) count on them.
+/// Three numbers on which the bounds of rounding errors (row_error_bound.hpp) rely. run_keys: tiles of attention and
+/// steps of a decoder sum this number of keys, then add the sum to that of earlier keys. softmax_run_keys: this number
+/// for tiles of exact softmax. plain_sum_of_fft: an engine by FFT adds at most this number of terms one after the
+/// other.
 inline constexpr Index run_keys = 64, softmax_run_keys = 256, plain_sum_of_fft = 512;
 
 /// The largest number of terms in a sum over n_k keys that are added without compensation, so that their rounding
 /// errors accumulate.
 constexpr Index longest_plain_sum(Index n_k) { return std::min(n_k, chunk_keys); }
 
-/// The sum of x (n), in runs of run_keys; n is a multiple of a pack.
+/// The sum of x (n), in runs of run_keys; n is a multiple of the size of a pack.
 template <Real T>
 T sum_in_runs(const T* x, Index n) {
   using P = Pack<T>;
@@ -40,8 +41,7 @@ T sum_in_runs(const T* x, Index n) {
   return all.sum();
 }
 
-/// sums (n) += terms (n); compensation (n) += the exact rounding errors of these additions. Terms that are zero change
-/// no bit.
+/// sums (n) += terms (n); compensation (n) += the exact rounding errors of these additions. Zero terms change no bit.
 template <Real T>
 void add_compensated(Index n, const T* terms, T* sums, T* compensation) {
   NPRF_INDEPENDENT_ITERATIONS
@@ -58,10 +58,10 @@ void add_compensation(Index n, const T* compensation, T* sums) {
   for (Index k = 0; k < n; ++k) sums[k] += std::isfinite(compensation[k]) ? compensation[k] : T(0);
 }
 
-/// Adds to Y (rows,p), and to sums (rows) unless it is null, the terms of the keys begin..end-1, chunk by chunk and
-/// with compensation. add(j, j_end, Y', sums') adds the terms of the keys j..j_end-1 to Y' and sums', which are zero.
-/// If there is only one chunk, they are Y and sums themselves. Chunks begin at `origin` and at multiples of
-/// chunk_keys from there. Scratch memory O(rows p).
+/// Adds the terms of the keys begin..end-1 to Y (rows,p), chunk by chunk and with compensation, and also to sums (rows)
+/// if it is not null. add(j, j_end, Y', sums') adds the terms of the keys j..j_end-1 to Y' and sums'. If there is only
+/// one chunk, these are Y and sums; otherwise they are arrays of zeros. Chunks begin at origin + a multiple of
+/// chunk_keys. Scratch memory O(rows p).
 template <Real T, class Add>
 void add_in_chunks(Index origin, Index begin, Index end, MatrixRef<T> Y, T* sums, Workspace& scratch, Add&& add) {
   const auto chunk_end = [=](Index j) { return std::min(end, j - (j - origin) % chunk_keys + chunk_keys); };

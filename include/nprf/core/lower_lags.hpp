@@ -20,8 +20,8 @@ namespace nprf {
 enum class Pass { forward, backward };
 
 /// The part of a LagProblem that does not depend on the values of biases: the slots of tokens, the range of their lags,
-/// the part of it that the direction allows, and the range outside of which b is linear. `table` is the range of the
-/// position's own table, whose lags do not include the offset.
+/// the lags of this range that the direction allows, and the range outside of which b is linear. The argument `table`
+/// is the range of the position's own table, whose lags do not include the offset.
 template <Real T>
 LagProblem<T> problem_without_biases(const Placement& queries, const Placement& keys, Direction direction, Index offset,
                                      LagRange table) {
@@ -39,8 +39,9 @@ LagProblem<T> problem_without_biases(const Placement& queries, const Placement& 
 
 namespace detail {
 
-// the biases of the border, of `extra` (E,E+2); in causal attention a token attends to itself and to those before it,
-// and all tokens without a slot come before those with one
+// the biases of the border, from `extra` (E,E+2) with the columns of Border (border.hpp); -infinity for later keys: in
+// causal attention a token attends to itself and to those before it, and all tokens without a slot come before those
+// with one
 template <Real T, class Storage>
 Border<double> border_biases(const T* extra, Index E, Direction direction, Storage& storage) {
   double* b = storage.template take<double>(E * (E + 2));
@@ -52,7 +53,7 @@ Border<double> border_biases(const T* extra, Index E, Direction direction, Stora
   return {E, b};
 }
 
-// tails of the weights of `reach` that end before they get to a range of lags
+// the tails of the weights of `reach`, shortened so that neither they nor the next lag inwards are near
 inline Tails tails_outside(LagRange near, LagRange reach, Tails tails) {
   if (near.size() == 0 || near.last < reach.first || near.first > reach.last) return tails;
   tails.before = std::min(tails.before, std::max<Index>(near.first - 1 - reach.first, 0));
@@ -62,7 +63,7 @@ inline Tails tails_outside(LagRange near, LagRange reach, Tails tails) {
   return tails;
 }
 
-// the weights of the border for the largest bias of all lags
+// the weights of the border; `largest` is the bias at which the weight of a query with a slot is 1
 template <Real T, class Storage>
 Border<T> border_weights(const Border<double>& biases, double largest, Storage& storage) {
   const Index E = biases.count;
@@ -80,8 +81,9 @@ Border<T> border_weights(const Border<double>& biases, double largest, Storage& 
 }  // namespace detail
 
 /// Adds the biases and the weights to a LagProblem from problem_without_biases, whose `near` may have been set. `extra`
-/// (E,E+2) has the biases of the E tokens without a slot. The tables are taken from the storage: storage.take<U>(n)
-/// returns n uninitialised objects, as Workspace does. O(lags + E^2), with one exponential for each lag.
+/// (E,E+2) has the biases of the E tokens without a slot, in the columns of Border (border.hpp). The tables are taken
+/// from the storage: storage.take<U>(n) returns n uninitialised objects, as Workspace does. O(lags + E^2), with one
+/// exponential for each lag.
 template <Real T, class Storage>
 void add_biases_and_weights(LagProblem<T>& x, const LagBiasView<T>& bias, const T* extra, Pass pass, Storage& storage) {
   const LagRange position_lags{x.reach.first - x.offset, x.reach.last - x.offset};

@@ -8,8 +8,8 @@ namespace nprf::detail {
 template <class X, class T>
 concept OfOtherScalar = requires { typename X::Scalar; } && !std::same_as<typename X::Scalar, T>;
 
-/// True if a matrix or view among X... has another scalar type than T. No call accepts it: views do not convert
-/// scalars.
+/// True if a matrix or view among X... has another scalar type than T. No call accepts such arguments: views do not
+/// convert scalars.
 template <class T, class... X>
 concept MixedScalars = (OfOtherScalar<X, T> || ...);
 

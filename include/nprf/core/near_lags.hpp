@@ -7,9 +7,9 @@
 
 namespace nprf {
 
-/// The lags of the near field, the pairs of tokens whose weights attention computes exactly: those of tokens less than
-/// `width` apart, on a grid in each of its two dimensions. Lags are differences of slots, and include the offset of the
-/// queries.
+/// The lags of the near field. Its pairs are those of tokens that are less than `width` apart: along the sequence, or
+/// on a grid in each of the two dimensions. Attention computes the weights of these pairs exactly. Lags are differences
+/// of slots, and include the offset of the queries.
 struct NearLags {
   Index width = 0;   // 0: none
   Index pitch = 0;   // of a grid: the difference of the slots of one cell and of the one below it; 0: no grid
@@ -24,7 +24,7 @@ struct NearLags {
     return rows < width && distance < width;
   }
 
-  /// From the first near lag to the last; on a grid there are others between them.
+  /// The range from the first near lag to the last. On a grid it may contain other lags, too.
   NPRF_HOST_DEVICE LagRange range() const {
     if (width == 0) return {0, -1};
     const Index most = (width - 1) * (pitch + 1);

@@ -26,7 +26,7 @@ struct Pack {
   static Pack load(const T* from) { return {Eigen::internal::ploadu<Register>(from)}; }
   void store(T* to) const { Eigen::internal::pstoreu(to, x); }
 
-  /// Loads the first `count` scalars, and zeros in the others; stores the first `count` scalars.
+  /// Loads `count` scalars into the first places and zeros into the others; store() stores the first `count` scalars.
   static Pack load(const T* from, Index count) {
     if (count >= size) return load(from);
     T some[size] = {};
@@ -50,12 +50,12 @@ struct Pack {
   friend Pack multiply_add(const Pack& a, const Pack& b, const Pack& c) {
     return {Eigen::internal::pmadd(a.x, b.x, c.x)};
   }
-  /// a where c is not 0, and 0 where it is.
+  /// a where c is not 0, and 0 where c is 0.
   friend Pack where_not_zero(const Pack& a, const Pack& c) {
     using namespace Eigen::internal;
     return {pandnot(a.x, pcmp_eq(c.x, pset1<Register>(T(0))))};
   }
-  /// a c for a weight c, and 0 where c is 0, even if a is infinite or NaN.
+  /// a * c for a weight c, but 0 where c is 0, even if a is infinite or NaN.
   friend Pack weighted(const Pack& a, const Pack& c) { return where_not_zero(a * c, c); }
 
   /// The larger of a and b; if one of them is NaN, the other.
@@ -66,14 +66,15 @@ struct Pack {
   friend Pack larger_or_nan(const Pack& a, const Pack& b) {
     return {Eigen::internal::pmax<Eigen::PropagateNaN>(a.x, b.x)};
   }
-  /// exp(a), and 0 where it is below the smallest normal number: Eigen's exp may be positive there, even for -infinity.
+  /// exp(a), but 0 where exp(a) is below the smallest normal number: Eigen's exp may be positive there, even for
+  /// -infinity.
   friend Pack exp(const Pack& a) {
     using namespace Eigen::internal;
     constexpr T lowest = (std::numeric_limits<T>::min_exponent - 1) * std::numbers::ln2_v<T>;
     return {pandnot(pexp(a.x), pcmp_lt(a.x, pset1<Register>(lowest)))};
   }
 
-  /// The largest scalar that is not NaN; NaN if all are.
+  /// The largest scalar that is not NaN; NaN if all are NaN.
   T largest() const {
     using namespace Eigen::internal;
     // Eigen's own reductions with a rule for NaN go through memory, and take several times as long
@@ -81,7 +82,7 @@ struct Pack {
     const T most = predux_max(pmax<Eigen::PropagateNumbers>(x, pset1<Register>(lowest)));
     return most > lowest ? most : predux_max<Eigen::PropagateNumbers>(x);
   }
-  /// The largest scalar; NaN if one is.
+  /// The largest scalar; NaN if any scalar is NaN.
   T largest_or_nan() const {
     using namespace Eigen::internal;
     const Register is_nan = pcmp_lt_or_nan(x, pset1<Register>(-std::numeric_limits<T>::infinity()));
@@ -96,7 +97,7 @@ constexpr Index packs_for(Index scalars) {
   return (scalars + Pack<T>::size - 1) / Pack<T>::size;
 }
 
-/// a.b of (n) vectors, whose bits do not depend on their addresses, as those of Eigen's dot product do.
+/// a.b of the vectors a (n) and b (n). Unlike those of Eigen's dot product, its bits do not depend on their addresses.
 template <Real T>
 T dot_by_packs(const T* a, const T* b, Index n) {
   using P = Pack<T>;
@@ -108,7 +109,7 @@ T dot_by_packs(const T* a, const T* b, Index n) {
 /// Whether all entries of x (d) are finite. O(d).
 template <Real T>
 bool all_finite(const T* x, Index d) {
-  auto zeros = Pack<T>::all(0);  // NaN where an entry is not
+  auto zeros = Pack<T>::all(0);  // NaN where an entry is not finite
   for (Index p = 0; p < d; p += Pack<T>::size) {
     const auto some = Pack<T>::load(x + p, d - p);
     zeros = zeros + (some - some);

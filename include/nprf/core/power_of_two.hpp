@@ -28,8 +28,8 @@ constexpr T power_of_two(int exponent) {
   return std::bit_cast<T>(static_cast<detail::Bits<T>>(exponent + Limits::max_exponent - 1) << (Limits::digits - 1));
 }
 
-/// floor(log2 x) of a positive normal x; finite scales are always positive and normal. Zero and subnormal x give a
-/// value below that of any normal number, infinity one above. x must not be negative.
+/// floor(log2 x) of a positive normal x; finite scales of power_of_two_scale() are always positive and normal. Zero and
+/// subnormal x give a smaller result than any normal number, infinity a larger one. x must not be negative.
 template <Real T>
 constexpr int exponent_of(T x) {
   using Limits = std::numeric_limits<T>;
@@ -38,8 +38,8 @@ constexpr int exponent_of(T x) {
 
 /// The power-of-two scale of numbers whose largest magnitude is `largest`. The quotient largest / scale is between 1/2
 /// and 1 (below 1/2 for a subnormal magnitude, below 2 for one in the last binade), and both the scale and its inverse
-/// are finite. 1 for infinity and NaN. Infinity for 0: callers replace it and its inverse by the factor 0, so that a
-/// column of zeros gives exact zeros even if it shares rounding errors with other columns.
+/// are finite. The scale is 1 for infinity and NaN, and infinity for 0. Callers replace this infinity and its inverse
+/// by the factor 0, so that a column of zeros gives exact zeros even if the rounding errors of other columns reach it.
 template <Real T>
 T power_of_two_scale(T largest) {
   using Limits = std::numeric_limits<T>;

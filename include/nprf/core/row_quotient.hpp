@@ -20,32 +20,33 @@ inline constexpr T largest_number = std::numeric_limits<T>::max();
 template <class T>
 inline constexpr T smallest_denominator = sizeof(T) == sizeof(float) ? T(0x1p-63) : T(0x1p-511);
 
-/// Whether no significant term of a denominator has underflowed and the denominator is a number: it is at least the
-/// root of the smallest normal number, and finite. With positive features it must be positive. False for NaN.
+/// Whether a denominator D is finite and so large that no significant term of it has underflowed: |D|, or D itself if
+/// all features are positive, is at least the root of the smallest normal number. False for NaN.
 template <class T>
 NPRF_HOST_DEVICE inline bool denominator_keeps_precision(T D, bool all_positive) {
   const T size = std::abs(D);
   return (all_positive ? D : size) >= smallest_denominator<T> && size <= largest_number<T>;
 }
 
-/// The same for a row: neither its denominator has underflowed, nor its numerators, which are sums over `keys` keys of
-/// at most |D| v_max.
+/// Whether a row keeps its precision: denominator_keeps_precision(), and its numerators have not underflowed. These are
+/// sums over `keys` keys, of at most |D| v_max.
 template <class T>
 NPRF_HOST_DEVICE inline bool row_keeps_precision(T D, T v_max, T keys, bool all_positive) {
   return denominator_keeps_precision(D, all_positive) &&
          (v_max == 0 || std::abs(D) * v_max >= keys * smallest_normal_number<T>);
 }
 
-/// Whether the terms of a row of a truncated series (is_series) cancel so far that the omitted terms count: the
-/// denominator is not positive, or less than a sixteenth of the sum of its terms' magnitudes. On the heads of a trained
-/// encoder that was at most one row in three hundred, and those had the largest errors.
+/// Whether the terms of a row of a truncated series (is_series) cancel so far that the omitted terms of the series
+/// matter: the denominator D is not positive, or less than a sixteenth of `magnitudes`, the sum of the magnitudes of
+/// its terms. On the heads of a trained encoder that was at most one row in three hundred, and those had the largest
+/// errors.
 template <class T>
 NPRF_HOST_DEVICE inline bool terms_cancel(T D, T magnitudes) {
   return D <= 0 || magnitudes > 16 * D;
 }
 
-/// max(1, |y| / v_max) for the largest |N| of a row and |D|: features of both signs can make |y| larger than any value.
-/// 1 if the row attends to no value but zeros.
+/// max(1, |y| / v_max) of a row, from its largest |N| and |D|: features of both signs can make |y| larger than any
+/// value. 1 if the row attends to no value but zeros.
 template <class T>
 NPRF_HOST_DEVICE inline T relative_size(T largest_N, T abs_D, T v_max) {
   const T size = v_max == 0 ? T(1) : largest_N / (abs_D * v_max);
@@ -60,7 +61,7 @@ inline constexpr double error_margin = 1.25;
 ///
 ///     5/4 (error(N) / v_max + error(D) max(1, |y| / v_max)) / |D|
 ///
-/// This is the first-order error of a quotient, with error_margin. `size` is relative_size(). NaN means that there is
+/// This is the first-order error of a quotient, times error_margin. `size` is relative_size(). NaN means that there is
 /// no bound.
 template <class T>
 NPRF_HOST_DEVICE inline T quotient_error(T error_of_N, T error_of_D, T abs_D, T v_max, T size) {

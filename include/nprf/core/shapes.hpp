@@ -10,11 +10,11 @@ namespace nprf {
 struct ProductShape {
   Index n_q, n_k, r, p;
 
-  /// Whether A B^T has no entries or no terms, so that Y is zero.
+  /// Whether A B^T has no entries, or is zero because r = 0, so that Y is zero.
   bool empty() const { return n_q == 0 || n_k == 0 || r == 0; }
 };
 
-/// The shape of a product. Throws InvalidArgument if the shapes of the three factors do not match.
+/// Returns the shape of a product. Throws InvalidArgument if the shapes of the three factors do not match.
 template <class T>
 ProductShape product_shape(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U) {
   require(B.cols() == A.cols(), "B: expected ", A.cols(), " columns (those of A), got ", B.cols());
@@ -27,7 +27,7 @@ struct AttentionShape {
   Index n_q, n_k, d, d_v;
 };
 
-/// The shape of a call. Throws InvalidArgument if the shapes of queries, keys and values do not match.
+/// Returns the shape of a call. Throws InvalidArgument if the shapes of queries, keys and values do not match.
 template <class T>
 AttentionShape attention_shape(const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v) {
   require(k.cols() == q.cols(), "keys: expected ", q.cols(), " columns (those of the queries), got ", k.cols());

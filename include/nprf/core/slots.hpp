@@ -35,7 +35,7 @@ struct Placement {
 
   Slots slots;
   Index outside = 0;                     // the number of tokens without a slot
-  const Index* token_indices = nullptr;  // the index of each among all tokens of the call, increasing; null: 0, 1, ...
+  const Index* token_indices = nullptr;  // each token's index among all tokens of the call, increasing; null: 0, 1, ...
 
   Index count() const { return outside + slots.count; }
   Index token_index(Index i) const { return token_indices ? token_indices[i] : i; }

@@ -21,15 +21,16 @@ namespace nprf {
 ///     team.run(tasks, [&](Index task, Workspace& scratch) { ... });
 class Team {
  public:
-  /// One thread for each workspace; at least one. `poll`, unless null, is called by the calling thread between tasks,
-  /// also those of nested teams (run_nested); what it throws ends a run as an exception of a task does.
+  /// The team has one thread for each workspace; at least one workspace is required. If `poll` is not null, the calling
+  /// thread calls it between tasks, also between those of nested teams (run_nested). An exception of `poll` ends a run
+  /// as an exception of a task does.
   explicit Team(std::span<Workspace> workspaces, void (*poll)() = nullptr) : m_workspaces(workspaces), m_poll(poll) {}
-  /// Only the calling thread.
+  /// A team of the calling thread only.
   explicit Team(Workspace& workspace) : m_workspaces(&workspace, 1) {}
 
   Index size() const { return static_cast<Index>(m_workspaces.size()); }
 
-  /// The most scratch memory of the threads in use at once, in bytes: the sum of Workspace::peak_bytes().
+  /// The sum of the workspaces' peak_bytes(): the scratch memory if all threads used the most at the same time.
   std::size_t peak_bytes() const {
     std::size_t sum = 0;
     for (const Workspace& each : m_workspaces) sum += each.peak_bytes();
@@ -39,9 +40,9 @@ class Team {
   /// The scratch memory of the calling thread.
   Workspace& workspace() const { return m_workspaces.front(); }
 
-  /// Calls body(task, scratch) once for each task < tasks, in any order, on any thread. Scratch memory that a call
-  /// takes is released after it. If a call throws, the tasks that have not started are skipped, and the first exception
-  /// is rethrown after all threads have stopped. A body must not run the team again.
+  /// Calls body(task, scratch) once for each task < tasks, in any order, on any thread. The scratch memory that a call
+  /// of body takes is released at the end of that call. If a call throws, the tasks that have not started are skipped,
+  /// and the first exception is rethrown after all threads have stopped. A body must not run the team again.
   template <class Body>
   void run(Index tasks, Body&& body) const {
     const auto call = [&](Index task, Workspace& scratch, const std::atomic<bool>*) { body(task, scratch); };
@@ -64,8 +65,8 @@ class Team {
   }
 
   /// Calls body(task, team) for each task; a body may run the team that it gets. The first tasks / size() * size()
-  /// tasks get one thread each. The remaining tasks run one after another, each with all threads. If a call throws, the
-  /// teams of the others throw at the start of their next task.
+  /// tasks get one thread each. The remaining tasks run one after another, each with all threads. If a call of body
+  /// throws, the teams of the other calls throw at the start of their next task.
   template <class Body>
   void run_nested(Index tasks, Body&& body) const {
     const Index single_threaded = size() == 1 ? 0 : tasks / size() * size();
@@ -80,7 +81,7 @@ class Team {
     }
   }
 
-  /// Calls body(i, j, scratch) for all i, j < blocks. Calls that run at the same time share neither i nor j. For each i
+  /// Calls body(i, j, scratch) for all i, j < blocks. Calls that run at the same time differ in i and in j. For each i
   /// the order of the j is fixed, and for each j the order of the i. So a body may add to the data of block i and to
   /// the data of block j, and the sums are bitwise reproducible.
   template <class Body>
@@ -90,7 +91,7 @@ class Team {
   }
 
  private:
-  // what ends the tasks of nested teams after an exception of another thread
+  // the exception by which nested teams end their tasks after an exception of another thread
   struct OtherThreadFailed {};
 
   Team(Workspace& workspace, void (*poll)(), const std::atomic<bool>* has_failed)
@@ -102,8 +103,8 @@ class Team {
     if (m_poll) m_poll();
   }
 
-  // body(task, scratch, has_failed), where *has_failed is whether a call has thrown; null if no other calls run
-  // meanwhile
+  // body(task, scratch, has_failed): *has_failed is whether another call has thrown; has_failed is null if no other
+  // calls run at the same time
   using Call = FunctionRef<void(Index, Workspace&, const std::atomic<bool>*)>;
 
   void run_until_error(Index tasks, Call body) const {
@@ -155,8 +156,8 @@ class Team {
   const std::atomic<bool>* m_has_failed = nullptr;  // whether a run that this team is nested in has failed
 };
 
-/// A team for one call of an object that keeps its workspaces: makes those that are missing for so many threads, and
-/// resets their peaks.
+/// Returns a team of `threads` threads for one call of an object that keeps its workspaces. Adds the workspaces that
+/// are missing for so many threads, and resets the peaks of all.
 inline Team team_of(std::vector<Workspace>& workspaces, Index threads, void (*poll)() = nullptr) {
   const auto count = static_cast<std::size_t>(threads);
   if (workspaces.size() < count) workspaces.resize(count);

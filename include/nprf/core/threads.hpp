@@ -48,8 +48,8 @@ inline void set_num_threads(Index threads) {
 
 namespace detail {
 
-// Calls body(worker) for some of the workers 0..workers-1, including 0, each on a thread of its own: fewer run if fewer
-// threads can be created. body must not throw.
+// Calls body(worker) for the workers 0..workers-1, each on a thread of its own. If fewer threads can be created, it is
+// called for fewer workers, but always for worker 0. body must not throw.
 template <class Body>
 void on_threads(Index workers, Body&& body) {
 #if NPRF_USE_OPENMP

@@ -50,8 +50,8 @@ consteval bool only_real() {
 
 }  // namespace detail
 
-/// The same condition as Real, for the templates that users instantiate: any other scalar is a compilation error with a
-/// readable message. Real itself is just false for it.
+/// The same condition as Real, for the templates that users instantiate. For any other scalar, OnlyReal is a
+/// compilation error with a readable message, where Real is only false.
 template <class T>
 concept OnlyReal = detail::only_real<T>();
 

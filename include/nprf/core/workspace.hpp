@@ -22,7 +22,7 @@ namespace nprf {
 /// call allocates nothing. Not thread-safe.
 ///
 /// With NPRF_CHECK_SCRATCH_MEMORY, AddressSanitizer reports reads and writes of memory that is not taken, as it does
-/// for memory that is not allocated: beside each piece, and after the end of its scope.
+/// for memory that is not allocated: beside each array that was taken, and in the array after the end of its scope.
 ///
 ///     const Workspace::Scope scope(workspace);        // its destructor releases all memory taken after this line
 ///     auto z = workspace.matrix<float>(rows, cols);   // a map of uninitialised scalars
@@ -42,7 +42,7 @@ class Workspace {
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;
 
-    /// The largest number of bytes in use at once that were taken in this scope.
+    /// The largest number of bytes that were taken in this scope and in use at once.
     std::size_t peak_bytes() const { return m_workspace.m_peak - m_mark.taken; }
 
    private:
@@ -54,8 +54,8 @@ class Workspace {
     std::size_t m_outer_peak;
   };
 
-  /// `size` uninitialised objects, aligned to 64 bytes, never null. Throws std::bad_alloc, or std::length_error if the
-  /// size is negative or overflows.
+  /// Returns `size` uninitialised objects, aligned to 64 bytes; never null. Throws std::bad_alloc, or std::length_error
+  /// if the size is negative or overflows.
   template <class T>
   T* take(Index size) {
     if (size < 0 || static_cast<std::size_t>(size) > (std::numeric_limits<std::size_t>::max() - alignment) / sizeof(T))
@@ -75,8 +75,8 @@ class Workspace {
     return VectorMap<T>(take<T>(size), size);
   }
 
-  /// Allocates memory so that the next calls of take() that total `size` bytes, each rounded up to a multiple of 64,
-  /// allocate nothing.
+  /// Allocates memory so that the next calls of take() allocate nothing, if their sizes in bytes, each rounded up to a
+  /// multiple of 64, add up to at most `size`.
   void reserve(std::size_t size) {
     size += size / alignment * gap;
     for (std::size_t block = m_mark.block, used = m_mark.used; block < m_blocks.size(); ++block, used = 0)
@@ -127,7 +127,7 @@ class Workspace {
     return memory;
   }
 
-  // a new block is as large as all blocks before it (at most 64 MiB, unless `size` is more), so that there are few
+  // a new block is as large as all blocks before it (at most 64 MiB, unless `size` is more), so that blocks are few
   std::size_t block_size_for(std::size_t size) const {
     return std::max(size, std::clamp(m_allocated, smallest_block, largest_step));
   }
@@ -139,7 +139,7 @@ class Workspace {
   }
 
 #if NPRF_CHECK_SCRATCH_MEMORY
-  static constexpr std::size_t gap = alignment;  // after each piece
+  static constexpr std::size_t gap = alignment;  // bytes after each array
   static void allow(const std::byte* memory, std::size_t size) { ASAN_UNPOISON_MEMORY_REGION(memory, size); }
   static void forbid(const std::byte* memory, std::size_t size) { ASAN_POISON_MEMORY_REGION(memory, size); }
 #else
@@ -148,7 +148,7 @@ class Workspace {
   static void forbid(const std::byte*, std::size_t) {}
 #endif
 
-  // all memory that was taken since then
+  // forbids all memory that was taken since `then`
   void forbid_since(const Scope::Mark& then) const {
     for (std::size_t block = then.block; gap > 0 && block <= m_mark.block && block < m_blocks.size(); ++block) {
       const std::size_t begin = block == then.block ? then.used : 0,

@@ -13,7 +13,8 @@
 /// without one.
 namespace nprf::cuda {
 
-/// The constants of centred queries and keys (feature_map/centred.hpp): nu, mu (d), A and A^-T (d,d). Empty: none.
+/// The constants of centred queries and keys (feature_map/centred.hpp): query_mean is nu (d), key_mean is mu (d),
+/// query_axes is A (d,d), and key_axes is A^-T (d,d), both row by row. All are empty if there is no centring.
 struct CentringModel {
   std::vector<float> query_mean, key_mean, query_axes, key_axes;
 
@@ -26,12 +27,12 @@ struct FeatureModel {
   int d = 0;                      // dimension of queries and keys
   int m = 0;                      // rows of the projection; 0 without one
   std::vector<float> projection;  // (m,d)
-  // of quadratic features (feature_map/quadratic_row.hpp)
+  // the members up to log_scale are for quadratic features (feature_map/quadratic_row.hpp)
   int first = 0, second = 0;         // coordinates with features of first and of second order
   std::vector<float> mean_square{};  // (second)
   std::vector<float> curvature{};    // (d), or empty for zeros
   float log_scale = 0;
-  CentringModel centring{};  // of queries and keys, before their features
+  CentringModel centring{};  // applied to queries and keys before their features are computed
 
   /// r, the number of features of a token.
   int features() const {
@@ -45,14 +46,14 @@ struct FeatureModel {
 /// beyond either end of `index` uses the index at that end.
 ///
 /// In a grid tokens have slots of their own, and lags are differences of slots. The first E = `outside` tokens have no
-/// slot; the last E (E + 2) parameters are the biases of the border, in the order of Border (core/border.hpp).
+/// slot. The last E * (E + 2) parameters are the biases of the border, in the order of Border (core/border.hpp).
 struct PositionModel {
-  std::vector<float> parameters;  // in any order; empty: b = 0
+  std::vector<float> parameters;  // in any order, since `index` refers to them; empty: b = 0
   std::ptrdiff_t first = 0;
-  std::vector<std::int32_t> index;       // of each lag, from lag `first` on; empty if linear
+  std::vector<std::int32_t> index;       // index[k]: the parameter of lag first + k; empty if linear
   bool linear = false;                   // ALiBi: b = -parameters[0] |lag|
-  std::vector<std::int32_t> slots = {};  // of tokens outside, outside + 1, ..., ascending; empty: token i has slot i
-  int outside = 0;
+  std::vector<std::int32_t> slots = {};  // ascending, of tokens outside, outside + 1, ...; empty: token i has slot i
+  int outside = 0;                       // the number of tokens without a slot
   std::int32_t pitch = 0;  // of a grid: the difference of the slots of one cell and of the one below it; 0: unknown
 
   bool is_grid() const { return !slots.empty(); }

@@ -29,24 +29,25 @@ namespace nprf {
 ///     decoder.rollback(0, 3);                                    // sequence 0 takes back its last 3 tokens
 ///
 /// Each head of each sequence stores its last tokens in a ring, and sums over the older ones, whose biases change by
-/// the same amount in each step. How, the time of a step and the memory of a state: README.md beside this header. With
-/// r features and p = d_v + 1 they are O(r (d + p)) and O(r p) for ALiBi, and do not depend on the number of tokens for
-/// any position that ends as a straight line. Other tables keep all tokens, with DecoderOptions::windows in windows.
+/// the same amount in each step. README.md beside this header explains how. For ALiBi a token of a head takes time
+/// O(r (d + p)), and the state of a head O(r p) memory, with r features and p = d_v + 1. For any position that ends as
+/// a straight line, neither depends on the number of tokens. For other tables a state keeps all tokens, and may sum the
+/// older ones in windows (DecoderOptions::windows).
 ///
 /// Bits: the same tokens give the same bits of the rows of steps, however they were divided between prefill and steps,
 /// and for any other sequences beside them and any number of threads. After a rollback the sums may contain tokens
-/// that would otherwise still be in the ring: then rows agree within their error bounds. Rows of prefill are those of
-/// the attention.
+/// that would otherwise still be in the ring: then rows agree within their error bounds. A prefill of empty sequences
+/// returns the rows of the attention.
 ///
-/// Report (CallOptions::report) of a step: error_bound, empty_rows and indefinite_rows as of the attention, with the
-/// engine `recurrence`. A row that the attention would recompute, because its denominator underflowed or, for a series
-/// or with a near field or sinks, because its terms cancel, needs all keys. With one of these the ring has them: while
-/// no token has left it, the row is recomputed by exact softmax, and counts in repaired_rows. Otherwise it is returned
-/// as it is, NaN if its denominator is 0, and counts in failing_rows.
+/// Report (CallOptions::report) of a step: error_bound, empty_rows and indefinite_rows are as of the attention, and the
+/// engine is `recurrence`. The attention recomputes a row from all keys if its denominator underflowed or, for a series
+/// or with a near field or sinks, if its terms cancel. For a series, or with a near field or sinks, the ring stores the
+/// keys: while no token has left the ring, a step recomputes such a row by exact softmax, and counts it in
+/// repaired_rows. Otherwise the row is returned as it is, NaN if its denominator is 0, and counts in failing_rows.
 ///
 /// Non-finite tokens: as in the formula, a query changes its own row, and a key or a value the rows that attend to it.
-/// For a bias that is finite at all distances these are all later rows until the sequence is reset, or until a rollback
-/// takes the token back. Non-finite keys and entries of values are not added to the sums, but recorded beside them.
+/// If the bias is finite at all distances, all later rows attend to it, until the sequence is reset or a rollback takes
+/// the token back. Non-finite keys and entries of values are not added to the sums, but recorded beside them.
 /// Numerators are not scaled: in float values above 1e30 may overflow.
 ///
 /// A step of the same shapes as an earlier one allocates nothing, except where a state grows. A decoder can be moved,
@@ -56,7 +57,7 @@ class Decoder {
  public:
   using Scalar = T;
 
-  /// Keeps a copy of the attention. Throws InvalidArgument as DecoderOptions::checked(), and if a position assigns
+  /// Keeps a copy of the attention. Throws InvalidArgument as DecoderOptions::checked() does, and if a position assigns
   /// slots to tokens (GridPosition).
   template <class F, class P>
     requires std::is_same_v<typename F::Scalar, T>
@@ -72,14 +73,14 @@ class Decoder {
   /// Appends the tokens of q [b,h,n,d] k [b,h_k,n,d] v [b,h_k,n,d_v] to the sequences, and sets y [b,h,n,d_v], by the
   /// attention's engines if all sequences are empty, and otherwise by steps. With CallOptions::lengths sequence b gets
   /// only its first lengths[b] tokens; later rows of y are zero. h is a multiple of h_k, as in MultiHeadAttention; the
-  /// numbers of heads and d_v are those of the first call. Of empty sequences: the time of the attention, and
-  /// O(b h_k n r (d + p)) for the states.
+  /// numbers of heads and d_v must be those of the first call. For empty sequences it takes the time of the attention,
+  /// and O(b h_k n r (d + p)) for the states.
   ///
   /// Throws InvalidArgument for other shapes, for more tokens than most_tokens, for a key_mask, packed sequences or
-  /// an offset, for lengths out of range, a negative tolerance, softmax_samples that the attention refuses or any
-  /// unless all sequences are empty, and with check_finite for non-finite inputs; then it changes nothing. If memory
-  /// runs out, or if `poll` or a user's own feature map throws, sequences take back the tokens of the call if they can,
-  /// and are reset if they cannot.
+  /// an offset, for lengths out of range, for a negative tolerance, for softmax_samples that the attention refuses, for
+  /// any softmax_samples if a sequence has tokens, and, with check_finite, for non-finite inputs; then it changes
+  /// nothing. If memory runs out, or if `poll` or a user's own feature map throws, each sequence takes back the tokens
+  /// of the call if it can, and is reset if it cannot.
   void prefill(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y,
                const CallOptions& call = {});
   template <class Q, class K, class V, class Y>
@@ -88,8 +89,9 @@ class Decoder {
     detail::reject_mixed_scalars<T, Q, K, V, Y>();
   }
 
-  /// The same by steps, for one token or a few: the rows do not depend on later tokens. Calls `poll` after every 64
-  /// tokens, so that it never ends a step of fewer. The table above has the time for each token of each head.
+  /// As prefill(), but always by steps, for one token or a few of each sequence. A row does not depend on later tokens.
+  /// softmax_samples must be 0. Calls `poll` after every 64 tokens if more follow, so that `poll` never ends a step of
+  /// at most 64 tokens. README.md has a table of the time for each token of each head.
   void step(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y,
             const CallOptions& call = {});
   template <class Q, class K, class V, class Y>
@@ -98,20 +100,21 @@ class Decoder {
     detail::reject_mixed_scalars<T, Q, K, V, Y>();
   }
 
-  /// Takes back the last tokens of a sequence. O(heads). Throws InvalidArgument if there is no such sequence or it has
-  /// fewer tokens. Throws, too, if the sequence would have more than DecoderOptions::rollback tokens less than it had
-  /// at most since it was empty, unless that was at most K + R (README.md), so that no token has left the ring.
+  /// Takes back the last `tokens` tokens of a sequence. O(heads). Throws InvalidArgument if there is no such sequence
+  /// or it has fewer tokens. Let `most` be the largest number of tokens that the sequence has had since it was last
+  /// reset. Throws, too, if fewer than most - DecoderOptions::rollback tokens would be left, unless `most` <= K + R
+  /// (README.md), so that no token has left the ring.
   void rollback(Index sequence, Index tokens);
 
   /// Sequence b becomes a copy of what sequence from[b] was, for all b, as beam search selects beams. Copies only the
   /// states that are selected more than once: O(batch + bytes of these copies). Throws InvalidArgument unless `from`
-  /// has one sequence for each. If memory runs out, sequences that are not selected may be reset.
+  /// has batch() entries, each of them a sequence. If memory runs out, sequences that are not selected may be reset.
   void reorder(std::span<const Index> from);
   /// Sequence `to` becomes a copy of sequence `from`. O(bytes of its state). Throws InvalidArgument if one of them does
   /// not exist. If memory runs out, `to` is reset.
   void fork(Index from, Index to);
 
-  /// Removes all tokens of a sequence; of all sequences. O(bytes of the sums); the memory of rings is kept.
+  /// Removes all tokens of one sequence, or of all sequences. O(bytes of their sums); the memory of rings is kept.
   void reset(Index sequence);
   void reset();
 

@@ -86,7 +86,7 @@ class Decoder<T>::Implementation {
 
  private:
   enum class Pass { append, attend };
-  static constexpr Index tile = 64;  // tokens of all states of a task whose features are computed together
+  static constexpr Index tile = 64;  // the tokens whose features are computed together, of all states of a task
   static constexpr std::uint64_t version = 4;
 
   void check_sequence(Index sequence, const char* name) const {
@@ -94,7 +94,7 @@ class Decoder<T>::Implementation {
             " (a sequence of the batch), got ", sequence);
   }
 
-  // checking all sizes and strides would take longer than a step of one head
+  // arrays laid out as in the last call are not checked again: this would take longer than a step of one head
   void check(const NewTokens<T>& tokens, const CallOptions& call) {
     if (!m_accepted || !tokens.has_layout_of(*m_accepted)) tokens.check_layout(m_states);
     tokens.check(m_states, call);
@@ -102,13 +102,13 @@ class Decoder<T>::Implementation {
   }
   void prepare(const NewTokens<T>& tokens, const CallOptions& call);
   void run(const NewTokens<T>& tokens, const CallOptions& call, Pass pass);
-  // the states first, ..., of one model, of a sequence: their features are computed together
+  // the states first..first+states-1 of a sequence, which have one model: their features are computed together
   struct Task {
     Index sequence, first, states;
-    Index begin, end;  // the tokens
+    Index begin, end;  // the tokens begin..end-1 of the call
   };
   void run_states(const Task& task, const NewTokens<T>& tokens, const CallOptions& call, Pass pass, Workspace& scratch);
-  // enough states for `tile` tokens of them all, and several tasks for each of more threads than one
+  // as many states as have `tile` tokens together; with several threads fewer, so that each gets several tasks
   Index states_of_task(Index n, Index threads) const {
     if (!m_states.has_one_model() || n == 0) return 1;
     const Index most = std::clamp<Index>(tile / n, 1, m_states.count());
@@ -121,7 +121,7 @@ class Decoder<T>::Implementation {
     const TokenShape x = model.shape(m_states.shape().d_v);
     const Index longest = n + *std::max_element(m_before.begin(), m_before.end()),
                 token = x.r * (x.d_v + 1) + std::min(longest, model.pending() + RunningSums<T>::block) * (x.r + x.d_v);
-    // a state is read once in a step, so that an operation takes longer than one of a product of matrices
+    // the time of an operation, in operations of a matrix product: a step reads each number of a state only once
     constexpr double of_memory = 4;
     const double operations =
         of_memory * static_cast<double>(token) * static_cast<double>(batch() * m_states.shape().heads * n);
@@ -138,8 +138,8 @@ class Decoder<T>::Implementation {
   DecoderOptions m_options;
   SequenceStates<T> m_states;
   std::optional<NewTokens<T>> m_accepted;  // the arrays of the last call
-  std::vector<Index> m_before;             // (batch)  the tokens before the call
-  std::vector<Report> m_reports;           // of each state
+  std::vector<Index> m_before;             // (batch)  the number of tokens before the call
+  std::vector<Report> m_reports;           // (batch,states)
   std::vector<Workspace> m_workspaces;
 };
 
@@ -159,7 +159,7 @@ void Decoder<T>::Implementation::prefill(const NewTokens<T>& tokens, const CallO
   if (!all_empty) return step(tokens, call);
   check(tokens, call);
   m_model->attend(tokens.q, tokens.k, tokens.v, tokens.y,
-                  call);  // which refuses options that no step has, before the states change
+                  call);  // throws for wrong options, also for those that no step has, before the states change
   prepare(tokens, call);
   run(tokens, call, Pass::append);
 }
@@ -191,8 +191,8 @@ void Decoder<T>::Implementation::run(const NewTokens<T>& tokens, const CallOptio
     const Index n = tokens.q.tokens;
     const Team team = make_team(n, pass == Pass::append ? call.poll : nullptr);
     const Index each = states_of_task(n, team.size()),
-                tasks = (states + each - 1) / each;  // of a sequence
-    // between polls
+                tasks = (states + each - 1) / each;  // tasks of each sequence
+    // the most tokens between two polls
     const Index most = call.poll ? tile : std::max<Index>(n, 1);
     for (Index begin = 0; begin == 0 || begin < n; begin += most) {
       // before the first tokens nothing has changed; later ones of a step may not be taken back
@@ -245,7 +245,7 @@ void Decoder<T>::Implementation::run_states(const Task& task, const NewTokens<T>
   for (Index h = head; h < head + heads; ++h) tokens.y(b, h).bottomRows(end - length).setZero();
 }
 
-// to the tokens before the call; a sequence that cannot is reset
+// takes back the tokens of the call; a sequence that cannot take them back is reset
 template <OnlyReal T>
 void Decoder<T>::Implementation::take_back() {
   for (Index b = 0; b < batch(); ++b)

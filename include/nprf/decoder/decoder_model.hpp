@@ -16,13 +16,14 @@ class DecoderModel {
  public:
   virtual ~DecoderModel() = default;
 
-  /// MultiHeadAttention::operator(), for tokens of which only CallOptions::lengths exist: later rows are not set.
+  /// As MultiHeadAttention::operator(), but CallOptions::lengths are also the numbers of queries: later rows of y are
+  /// not set.
   virtual void attend(const HeadsView<const T>& q, const HeadsView<const T>& k, const HeadsView<const T>& v,
                       const HeadsView<T>& y, const CallOptions& call) const = 0;
   virtual HeadModels<T> heads() const = 0;
 };
 
-/// Holds a copy of the attention, which shares its scratch memory.
+/// Holds a copy of an attention. The copy and the attention share scratch memory.
 template <class F, class P>
 class DecoderModelOf final : public DecoderModel<typename F::Scalar> {
  public:

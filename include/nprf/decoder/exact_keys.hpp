@@ -16,13 +16,13 @@
 
 namespace nprf {
 
-/// Keys with the weights of softmax, exp(q.k + b - constant), where b is relative to the largest bias of the query
-/// (StepBias::largest()): sinks and the last keys of a ring, which are those of the near field of a row, or all of a
-/// row that is recomputed.
+/// The keys of a row that have the weights of softmax, exp(q.k + b - constant): the sinks and the near keys, which are
+/// the last ones of a ring; or all keys of the ring, if the row is recomputed. b is relative to the largest bias of the
+/// query (StepBias::largest()).
 template <Real T>
 class ExactKeys {
  public:
-  /// For at most `most` keys of the ring and `most_sinks` sinks, of `tokens` tokens.
+  /// For queries of the last of `tokens` tokens, with at most `most` keys of the ring and `most_sinks` sinks.
   ExactKeys(const StepBias<T>& bias, const TokenRing<T>& ring, const SinkTokens<T>& sinks, Index tokens, Index most,
             Index most_sinks, Workspace& scratch)
       : m_bias(bias), m_ring(ring), m_sinks(sinks), m_tokens(tokens), m_largest_bias(bias.largest(tokens)) {
@@ -33,15 +33,15 @@ class ExactKeys {
     m_weights = scratch.take<T>(slots);
   }
 
-  /// Computes the exponents of the first `sinks` keys and of those from token `first` on for a query (d). Returns the
-  /// largest, -infinity if there is none. O(keys d).
+  /// Computes the exponents for a query (d), of the first `sinks` keys and of the keys from token `first` on. Returns
+  /// the largest exponent; -infinity if there is none. O(keys d).
   double set_exponents(const T* query, Index sinks, Index first, double constant) {
     double largest = minus_infinity;
     m_num_sinks = sinks;
     std::fill(m_sink_exponents + sinks, m_sink_exponents + padded_to_lanes(sinks), minus_infinity);
     for (Index j = 0; j < sinks; ++j) {
       const double b = m_bias(m_tokens - 1 - j);
-      // with b = -infinity the key may be non-finite
+      // a key with b = -infinity may be non-finite, so its score is not computed
       m_sink_exponents[j] = b > minus_infinity
                                 ? static_cast<double>(m_sinks.score(query, j)) + (b - m_largest_bias) - constant
                                 : minus_infinity;
@@ -65,11 +65,12 @@ class ExactKeys {
     return largest;
   }
 
-  /// The sum of the weights exp(exponent - reference), and the largest finite |v| of the keys that have one.
+  /// The sum of the weights exp(exponent - reference), and the largest finite |v| of the keys that have a weight.
   struct Sums {
     T weights = 0, largest_value = 0;
   };
-  /// Adds the finite entries of the values times these weights to N (padded d_v). O(keys d_v).
+  /// Adds to N (padded d_v) the finite entries of the values times the weights exp(exponent - reference). `all_finite`
+  /// may be true only if all values of the ring are finite. O(keys d_v).
   Sums add(double reference, bool all_finite, T* N) {
     Sums sums;
     if (reference == minus_infinity) return sums;
@@ -98,7 +99,7 @@ class ExactKeys {
   static constexpr Index tile = TokenRing<T>::tile, most_ranges = 2;
   static constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
 
-  // whole tiles of slots, whose numbers are from `at` on
+  // the slots slot..slot+slots-1 of the ring, whole tiles; their exponents and weights are stored from `at` on
   struct Range {
     Index slot, slots, at;
   };

@@ -22,7 +22,7 @@ void exponentials(const double* x, double reference, Index n, T* y) {
     }
     for (Index i = 0; i < lanes; i += P::size) {
       const P whole = exp(P::load(rounded + i));
-      // infinity minus itself is NaN where there is no weight
+      // where x is -infinity, the rest is NaN (infinity minus itself), and weighted() makes its product 0
       multiply_add(weighted(P::load(rests + i), whole), P::all(1), whole).store(y + s + i);
     }
   }

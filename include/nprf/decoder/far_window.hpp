@@ -23,9 +23,9 @@
 
 namespace nprf {
 
-/// The signals of a state: pairs of a feature and a column of values, lane_count of them in a register. A group has
-/// one feature and the columns of a register; before the groups are those of the column of ones, with features as
-/// lanes. These also have |phi| as a last feature, if features can be negative.
+/// The signals of a state: products of a feature and a column of [1 v], W = lane_count of them in a register. First
+/// come the registers of the column of ones, whose lanes are features; |phi| is a last feature there, if features can
+/// be negative. Then each feature has `groups` registers, whose lanes are columns of v.
 template <Real T>
 struct FarSignals {
   static constexpr Index W = fft::lane_count<T>;
@@ -36,29 +36,30 @@ struct FarSignals {
         ones((lanes_of_ones + W - 1) / W),
         groups((shape.d_v + W - 1) / W) {}
 
-  /// In all.
+  /// The number of registers of all signals.
   Index registers() const { return ones + r * groups; }
 
   Index r, lanes_of_ones, ones, groups;
 };
 
-/// The sums of the queries t of a window over the tokens s before its far_end(), by one online convolution,
+/// The sum for each query t of a window over the tokens s before the window's far_end(), by one online convolution,
 ///
 ///     S_t = sum_s c(t - s) phi(k_s)^T [v_s 1]   (r,d_v + 1)
 ///
-/// for all of its queries, before these are known. The work is divided into units of about equal time: for each signal,
-/// the transform of each block of tokens (window_kernels.hpp), and the inverse transform of their sum. O(t r d_v log M)
-/// for t tokens before a window of M queries; memory O(M r d_v). A query then takes O(r d_v).
+/// The convolution gives the sums of all queries of the window before these queries are known. The work is divided into
+/// units of about equal time: for each register of signals, the transform of each block of tokens (window_kernels.hpp),
+/// and the inverse transform of the sum of their spectra. O(t r d_v log M) for t tokens before a window of M queries;
+/// memory O(M r d_v). A query then takes O(r d_v).
 ///
-/// Features are relative to exp(log-scale) of the largest, and values to a power of two above the largest. What the
-/// sums are depends only on the tokens, not on when they are computed.
+/// Log-scales are relative to the largest one, and values to a power of two above the largest value. The sums depend
+/// only on the tokens, not on when the units are computed.
 template <Real T>
 class FarWindow {
  public:
   using Kernels = WindowKernels<T>;
   using Z = fft::ComplexLanes<T>;
 
-  /// {} if there is none.
+  /// The window; Window{} if there is none.
   const Window& window() const { return m_window; }
   void clear() { m_window = {}, m_done = 0; }
   /// Begins another window. Requires memory for it.
@@ -67,7 +68,8 @@ class FarWindow {
   static Index units(const FarSignals<T>& signals, Index blocks) { return 1 + signals.registers() * (blocks + 1); }
   Index done() const { return m_done; }
 
-  /// Does the work up to that many units. `sums` (2 M registers of complex lanes) is kept between calls.
+  /// Continues the work until `until` units are done in all. The caller keeps `sums` (2 M registers of complex lanes)
+  /// between calls.
   void advance(const Kernels& kernels, const FarSignals<T>& signals, const TokenRing<T>& ring, Index until, T* sums,
                Workspace& scratch) {
     const Index blocks = kernels.blocks(m_window);
@@ -90,14 +92,16 @@ class FarWindow {
     }
   }
 
-  /// The logarithm of the unit of denominators: of exp(log-scale), without that of the kernels.
+  /// The logarithm of the unit of denominators: the largest log-scale. The unit of the weights is to be added to it
+  /// (WindowKernels::log_unit()).
   double log_unit() const { return m_log_unit; }
   T largest_value() const { return m_largest_value; }
 
   struct Row {
     T D, norms;  // norms: the sum of c |phi|, if features can be negative
   };
-  /// N (padded d_v) += factor A S_t, and returns the denominator and the norms times the factor.
+  /// N (padded d_v) += factor A S_t for the query t at `position`. Returns the denominator and the norms, both times
+  /// the factor.
   Row add_product(const FarSignals<T>& signals, Index position, const T* A, T factor, T* N) const {
     const T* row = row_of(signals, position - m_window.first);
     Row sums{0, 0};
@@ -112,7 +116,7 @@ class FarWindow {
     return {factor * sums.D, factor * sums.norms};
   }
 
-  /// Bounds of the errors of N and D by add_product() for the factor 1.
+  /// Bounds of the errors of N and D as add_product() computes them for the factor 1.
   struct Errors {
     double N, D;
   };
@@ -126,7 +130,8 @@ class FarWindow {
     return {eps * sum.N * static_cast<double>(m_value_scale), eps * sum.D};
   }
 
-  /// Memory for windows of `size` queries; keeps what there is. Throws std::bad_alloc, and then changes nothing.
+  /// Allocates memory for windows of `size` queries, and keeps its contents. Throws std::bad_alloc, and then changes
+  /// nothing.
   void reserve(const FarSignals<T>& signals, Index size) {
     const Index needed = size * signals.registers() * W;
     if (m_rows.size() < needed) {
@@ -145,7 +150,7 @@ class FarWindow {
   using Lanes = fft::Lanes<T>;
   static constexpr Index W = fft::lane_count<T>, tile = TokenRing<T>::tile;
 
-  // (M / tile,registers,tile,W)
+  // the sums of query i of the window, in m_rows (M / tile,registers,tile,W)
   T* row_of(const FarSignals<T>& signals, Index i) {
     return m_rows.data() + (i / tile * signals.registers() * tile + i % tile) * W;
   }
@@ -153,7 +158,7 @@ class FarWindow {
     return const_cast<FarWindow*>(this)->row_of(signals, i);
   }
 
-  // N (W) += factor A (r) times the rows of a group
+  // N (W) += factor sum_k A_k (the sums of feature k and W columns of values), for A (r)
   static void add_group(const FarSignals<T>& signals, const T* row, const T* A, T factor, T* N) {
     const Index step = signals.groups * tile * W;
     Lanes even{}, odd{};
@@ -166,7 +171,7 @@ class FarWindow {
     fft::store_lanes<T>(fft::load_lanes(N) + factor * (even + odd), N);
   }
 
-  // unit 0: what the signals are relative to
+  // unit 0 of the work: determines what log-scales and values are relative to
   void set_units(const Kernels& kernels, const FarSignals<T>& signals, const TokenRing<T>& ring) {
     constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
     auto log_scale = Pack<double>::all(minus_infinity);
@@ -190,7 +195,8 @@ class FarWindow {
     m_errors.head(2 * signals.r).setZero();
   }
 
-  // the tokens of a block: those from `begin` to `size` exist; from `wrap` on they are in the first slots of the ring
+  // a block of `size` tokens, of which begin..size-1 exist. Token j is in slot j + shift of the ring, or from token
+  // `wrap` on in slot j - wrap
   struct Block {
     Index begin, size, wrap, shift;
 
@@ -223,7 +229,7 @@ class FarWindow {
     return factors;
   }
 
-  // sums += the spectrum of x times that of the weights, for lanes x(j) of the tokens of a block
+  // sums += the spectrum of x times the spectrum of the weights of block k, where token j of the block has lanes x(j)
   template <class X>
   void add_spectrum(const Kernels& kernels, Index k, Z* sums, X&& x, Workspace& scratch) const {
     const Index L = kernels.tree().length(), M = kernels.size();
@@ -256,7 +262,8 @@ class FarWindow {
     add_errors(kernels, signals, ring, at, k, block, x);
   }
 
-  // the bounds of the errors of the features at W, at W + 1, ... grow by those of a block
+  // adds the errors of block k to the error bounds of the features in register `at`; x are these features
+  // times the factors of their tokens
   void add_errors(const Kernels& kernels, const FarSignals<T>& signals, const TokenRing<T>& ring, Index at, Index k,
                   const Block& block, const T* x) {
     using Array = Eigen::Array<double, W, 1>;
@@ -288,7 +295,7 @@ class FarWindow {
     const Index f = signal / signals.groups, g = signal % signals.groups;
     const Block block = block_of(kernels, ring, k);
     const T* factors = token_factors(block, ring, scratch);
-    constexpr Index ahead = 8;  // tokens: transforms read from many places, which processors do not foresee
+    constexpr Index ahead = 8;  // in tokens: transforms read from many places, which processors do not foresee
     T* b = scratch.take<T>(block.size);
     for_each_run(block, [&](Index j, Index s, Index count) {
       const T* features = ring.feature(s, f);
@@ -320,7 +327,7 @@ class FarWindow {
   }
 
   Window m_window;
-  Index m_done = 0;  // units
+  Index m_done = 0;  // the number of units of work that are done
   double m_log_unit = 0;
   T m_value_scale = 1, m_largest_value = 0;
   Vector<T> m_rows;         // (M / tile,registers,tile,W)

@@ -25,9 +25,9 @@ namespace nprf {
 template <Real T>
 struct QueryGroup {
   const FeatureRows<T>& features;
-  Index first, count;  // of these rows
+  Index first, count;  // the queries are the rows first..first+count-1 of `features`
   T* y;
-  Index y_step;          // between the results
+  Index y_step;          // the distance of two results in memory
   double tolerance = 0;  // CallOptions::tolerance
 };
 
@@ -52,13 +52,14 @@ class HeadState {
     m_online.reserve(model.windows, tokens);
   }
 
-  /// Whether `tokens` can be taken back: all, or if the state had more than `pending` tokens, to StepModel::rollback
-  /// less than the most that it had. Then the ring has all tokens that a shorter sequence needs.
+  /// Whether the last `tokens` tokens can be taken back: the ring then has all tokens that the shorter sequence needs.
+  /// If the state never had more than StepModel::pending() tokens since clear(), all of its tokens can be taken back.
+  /// Otherwise at least as many tokens must be left as the most that it had, minus StepModel::rollback.
   bool can_roll_back(const StepModel<T>& model, Index tokens) const {
     const Index left = m_tokens - tokens;
     return left >= 0 && (m_most_tokens <= model.pending() || left >= m_most_tokens - model.rollback);
   }
-  /// Takes back the last tokens. O(1).
+  /// Takes back the last `tokens` tokens. O(1).
   void roll_back(Index tokens) {
     m_tokens -= tokens;
     m_online.roll_back(m_tokens);
@@ -73,8 +74,8 @@ class HeadState {
     m_online.clear();
   }
 
-  /// Appends a token with a value (d_v). Tokens leave the ring by blocks, once all of a block are more than `pending`
-  /// tokens old.
+  /// Appends a token with a value (d_v). Tokens leave the ring in blocks, once all tokens of a block are
+  /// StepModel::pending() or more tokens old.
   void append(const StepModel<T>& model, const FeatureRow<T>& key, const T* value, Workspace& scratch) {
     constexpr double infinity = std::numeric_limits<double>::infinity();
     const Index r = model.features.map().output_dim();
@@ -87,7 +88,7 @@ class HeadState {
     } else {
       m_largest_norm = std::max(m_largest_norm, model.features.norm(key.normalized));
     }
-    if (m_tokens < model.sinks) {  // its weight is not that of features
+    if (m_tokens < model.sinks) {  // the weight of a sink is not a product of features
       m_sinks.put(m_tokens, token, key.normalized);
       std::fill_n(key.phi, r, T(0));
       token.log_scale = -infinity;
@@ -104,8 +105,8 @@ class HeadState {
     }
   }
 
-  /// Computes what the queries of the last token need of an online convolution, and the part of the next window that is
-  /// due. Before attend().
+  /// Computes the window of an online convolution that the queries of the last token need, if there is one, and the
+  /// part of the next window that is due. Must be called before attend().
   void advance(const StepModel<T>& model, Workspace& scratch) {
     m_online.advance(model.windows, m_ring, m_tokens, model.rollback, scratch);
   }
@@ -135,7 +136,8 @@ class HeadState {
     return sizeof(*this) + m_ring.bytes() + m_sums.bytes() + m_sinks.bytes() + m_online.bytes();
   }
 
-  /// Calls archive(x) for each part of the state, to write or to read it; the memory of the ring is reserved between.
+  /// Calls archive(x) for each part of the state, to write or to read it. Reserves the memory of the ring between
+  /// parts.
   template <class Archive>
   void transfer(const StepModel<T>& model, Archive&& archive) {
     archive(m_tokens), archive(m_most_tokens), archive(m_left_ring), archive(m_largest_norm), archive(m_all_finite);
@@ -146,12 +148,12 @@ class HeadState {
                 (m_left_ring == 0 || m_tokens - m_left_ring >= model.bias.reach()),
             "state: expected ", model.bias.reach(), " to ", model.pending() + block - 1,
             " tokens in the ring, from a multiple of ", block, " on, got ", m_left_ring, " to ", m_tokens);
-    archive.expect(m_tokens - m_left_ring + std::min(model.sinks, m_tokens));  // of which each has some bytes
+    archive.expect(m_tokens - m_left_ring + std::min(model.sinks, m_tokens));  // each of these tokens has some bytes
     reserve(model, m_tokens);
     m_sums.transfer(archive);
     m_sinks.transfer(m_tokens, archive);
     m_ring.transfer_references(archive);
-    // windows of an online convolution are computed again, also from tokens that are in the sums
+    // windows of an online convolution are not saved: they are computed again, also from tokens that are in the sums
     const Index first = model.windows.plan.any() ? std::max<Index>(m_most_tokens - m_ring.capacity(), 0) : m_left_ring;
     for (Index j = first; j < m_tokens; ++j) m_ring.transfer(j, archive);
   }
@@ -170,10 +172,10 @@ class HeadState {
 
   Index m_d_v = 0;
   Index m_tokens = 0;
-  Index m_most_tokens = 0;    // since clear()
+  Index m_most_tokens = 0;    // the most tokens since clear()
   Index m_left_ring = 0;      // the tokens before this one are in the sums, or have no weight any more
-  double m_largest_norm = 0;  // of all finite keys
-  bool m_all_finite = true;   // of all keys and values
+  double m_largest_norm = 0;  // the largest norm of a finite key
+  bool m_all_finite = true;   // whether all keys and values are finite
   TokenRing<T> m_ring;
   SinkTokens<T> m_sinks;
   RunningSums<T> m_sums;

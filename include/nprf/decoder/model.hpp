@@ -20,7 +20,7 @@
 
 namespace nprf {
 
-/// What the steps of a head need of its attention.
+/// What the steps of a head need to know of the attention: its feature map, biases and options.
 template <Real T>
 struct StepModel {
   StepFeatures<T> features;
@@ -28,7 +28,7 @@ struct StepModel {
   Index near;              // the width of the near field
   Index sinks;             // the number of attention sinks
   Index rollback;          // how many tokens can be taken back
-  Index most_tokens;       // of a sequence
+  Index most_tokens;       // that a sequence can have
   WindowModel<T> windows;  // of the online convolution; none before set_windows()
 
   StepModel(const FeatureMapView<T>& map, const PositionView<T>& position, const AttentionOptions& options,
@@ -41,21 +41,23 @@ struct StepModel {
         rollback(of_rollback),
         most_tokens(of_most_tokens) {}
 
-  /// Tables for sequences of `tokens` tokens. Throws std::bad_alloc, and then what there was is as before.
+  /// Computes the tables that sequences of `tokens` tokens need. Throws std::bad_alloc, and then keeps the tables that
+  /// there were.
   void reserve(Index tokens) {
     bias.reserve(tokens);
     windows.reserve(bias, tokens);
   }
 
   bool is_positive() const { return features.map().is_positive(); }
-  /// Whether rows whose terms cancel are those of exact softmax, as in MultiHeadAttention.
+  /// Whether rows whose terms cancel are recomputed by exact softmax, as in MultiHeadAttention.
   bool is_exact_fallback() const { return has_exact_pairs() || features.map().is_series(); }
   bool has_exact_pairs() const { return near > 0 || sinks > 0; }
   /// How many of `tokens` tokens are sinks and not near the last one.
   Index far_sinks(Index tokens) const { return std::min(sinks, std::max<Index>(tokens - near, 0)); }
-  /// Tokens up to this age are in the ring, and up to a block more (RunningSums).
+  /// The last pending() tokens are in the ring, and up to a block of older ones (RunningSums), if none are taken back.
   Index pending() const { return bias.reach() + rollback; }
-  /// How many tokens the ring has; with windows, also those that other rows of a window than the last ones attend to.
+  /// How many tokens the ring can hold. With windows these are also older tokens, to which the first rows of a window
+  /// attend, but not its last rows.
   Index kept_tokens() const { return pending() + RunningSums<T>::block + 3 * windows.plan.largest(); }
 
   /// Chooses windows for values of d_v columns: none unless all biases are finite, their exponentials
@@ -76,7 +78,8 @@ struct StepModel {
     return {features.map().output_dim(), d_v, is_exact_fallback() ? features.map().input_dim() : 0};
   }
 
-  /// The error of a row of softmax, and that of a row of condition 1, for norms of its query and of the keys.
+  /// Bounds of the error of a row of exact softmax, and of a row of condition 1, from the norm of its query and the
+  /// largest norm of the keys. `slots` is the number of weights that are summed.
   double error_of_softmax_row(double q_norm, double k_norm, Index keys) const {
     return error_of_softmax<T>(features.map().input_dim(), q_norm * k_norm, largest_exponent<T>, keys, run_keys);
   }
@@ -89,7 +92,7 @@ struct StepModel {
   }
 };
 
-/// The model of each of the attention's heads, or one for all.
+/// The model of each head of the attention, or one model for all heads.
 template <Real T>
 std::vector<StepModel<T>> step_models(const DecoderModel<T>& model, Index rollback,
                                       Index most_tokens = StepBias<T>::unlimited) {

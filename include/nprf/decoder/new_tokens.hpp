@@ -15,8 +15,8 @@
 
 namespace nprf {
 
-/// The arrays of a call of a decoder: queries, keys and values of the next tokens of all sequences, and the rows that
-/// it sets. q [b,h,n,d] k [b,h_k,n,d] v [b,h_k,n,d_v] y [b,h,n,d_v].
+/// The arrays of a call of a decoder: queries, keys and values of the next tokens of all sequences, and the rows y
+/// that the call sets. q [b,h,n,d] k [b,h_k,n,d] v [b,h_k,n,d_v] y [b,h,n,d_v].
 template <Real T>
 struct NewTokens {
   HeadsView<const T> q, k, v;
@@ -29,7 +29,7 @@ struct NewTokens {
     return call.lengths.empty() ? q.tokens : call.lengths[static_cast<std::size_t>(b)];
   }
 
-  /// Whether the arrays of both calls have the same sizes and strides, and the same of them are null.
+  /// Whether the arrays of both calls have the same sizes and strides, and the same arrays are null.
   bool has_layout_of(const NewTokens& other) const {
     const auto are_alike = [](const auto& a, const auto& b) {
       return a.batch == b.batch && a.heads == b.heads && a.tokens == b.tokens && a.channels == b.channels &&
@@ -41,19 +41,19 @@ struct NewTokens {
 
   /// Throws InvalidArgument unless a decoder with these states accepts the arrays.
   void check_layout(const SequenceStates<T>& states) const;
-  /// The same for the options of a call and the rest of the arrays, after check_layout(). O(batch), and with
-  /// CallOptions::check_finite O(size of the arrays).
+  /// Throws InvalidArgument unless the decoder accepts the options of the call, and the arrays apart from their layout,
+  /// which check_layout() has checked. O(batch), and with CallOptions::check_finite O(size of the arrays).
   void check(const SequenceStates<T>& states, const CallOptions& call) const;
 };
 
-/// Token t of head h of sequence b of a view.
+/// The address of token t of head h of sequence b of a view.
 template <class T>
 T* token_of(const HeadsView<T>& x, Index b, Index h, Index t) {
   const HeadStrides by = x.all_strides();
   return x.data + (b * by.batch + h * by.head + t * by.token);
 }
 
-/// The tokens first..first+count-1 of the heads h, h + 1, ... of sequence b.
+/// The tokens first..first+count-1 of the heads h..h+heads-1 of sequence b.
 template <Real T>
 TokenRows<T> rows_of_tokens(const HeadsView<const T>& x, Index b, Index h, Index heads, Index first, Index count) {
   const HeadStrides by = x.all_strides();

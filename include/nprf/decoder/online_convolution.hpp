@@ -19,8 +19,8 @@ namespace nprf {
 template <Real T>
 struct WindowModel {
   WindowModel() = default;
-  /// Windows weigh the keys that are younger than the bias's reach: tokens in the running sums never are, whatever is
-  /// taken back.
+  /// Windows sum only keys that are younger than the reach of the bias. Tokens in the running sums are never so young,
+  /// however many tokens are taken back.
   WindowModel(const WindowPlan& of_plan, const FarSignals<T>& of_signals, const StepBias<T>& bias)
       : plan(of_plan), signals(of_signals) {
     for (Index size = 1; size <= plan.largest(); size *= 2)
@@ -30,7 +30,7 @@ struct WindowModel {
   const WindowKernels<T>& kernels_of(const Window& window) const {
     return *std::find_if(kernels.begin(), kernels.end(), [&](const auto& each) { return each.size() == window.size; });
   }
-  /// For sequences of `tokens` tokens.
+  /// Computes the weights that sequences of `tokens` tokens need.
   void reserve(const StepBias<T>& bias, Index tokens) {
     if (!plan.any()) return;
     const Index largest = plan.after(tokens).size;
@@ -43,14 +43,14 @@ struct WindowModel {
   std::vector<WindowKernels<T>> kernels;  // by size
 };
 
-/// The far sums of the queries of a state by online convolution: those of the present window, and the next one, which
-/// is computed in equal parts of the steps before it. Until this has begun, the next one is the one before, so that
-/// tokens can be taken back. After other rollbacks, and for a state that was read from a file, a window is computed at
-/// once when it is needed.
+/// The sums over far keys for the queries of a state, by online convolution. There is memory for two windows: the
+/// present one, and the next one, which the steps before it compute in equal parts. Until the work on the next window
+/// begins, its memory has the window before the present one, so that tokens can be taken back. After other rollbacks,
+/// and for a state that was read from a file, a window is computed at once when it is needed.
 template <Real T>
 class OnlineConvolution {
  public:
-  /// Memory for `tokens` tokens. Throws std::bad_alloc; then it has the same windows as before.
+  /// Allocates memory for sequences of `tokens` tokens. Throws std::bad_alloc, and then keeps its windows.
   void reserve(const WindowModel<T>& model, Index tokens) {
     if (!model.plan.any() || tokens <= model.plan.begin_of_work(model.plan.after(0), 0)) return;
     const Index size = model.plan.after(tokens).size;
@@ -62,7 +62,7 @@ class OnlineConvolution {
     }
   }
 
-  /// Computes the window of the last of `tokens` tokens, and the part of the next one that is due.
+  /// Completes the window of the last of `tokens` tokens, and computes the part of the next window that is due.
   void advance(const WindowModel<T>& model, const TokenRing<T>& ring, Index tokens, Index rollback,
                Workspace& scratch) {
     if (!model.plan.any() || tokens == 0) return;
@@ -80,19 +80,19 @@ class OnlineConvolution {
     work(model, ring, m_next, std::min(all, due), scratch);
   }
 
-  /// The window of the last of `tokens` tokens after advance(), or null if there is none.
+  /// To be called after advance(): the window that the last of `tokens` tokens uses, or null if it uses none.
   const FarWindow<T>* window(const WindowModel<T>& model, Index tokens) const {
     return model.plan.at(tokens - 1).size > 0 ? &m_present : nullptr;
   }
 
-  /// After a rollback to `tokens` tokens.
+  /// Must be called after a rollback to `tokens` tokens: drops windows whose sums contain tokens that were taken back.
   void roll_back(Index tokens) {
     for (FarWindow<T>* each : {&m_present, &m_next})
       if (each->window().far_end() > tokens) each->clear();
   }
   void clear() { m_present.clear(), m_next.clear(); }
 
-  /// Units of work (far_window.hpp) that were done for the next window.
+  /// The number of units of work (far_window.hpp) that are done for the next window.
   Index units_done() const { return m_next.done(); }
 
   std::size_t bytes() const {
@@ -108,7 +108,7 @@ class OnlineConvolution {
     window.advance(model.kernels_of(window.window()), model.signals, ring, until, m_sums.data(), scratch);
   }
   FarWindow<T> m_present, m_next;
-  Vector<T> m_sums;  // of the signal that is being transformed
+  Vector<T> m_sums;  // the spectra of the signals that are being transformed, summed over blocks
 };
 
 }  // namespace nprf

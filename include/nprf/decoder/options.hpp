@@ -13,7 +13,7 @@ namespace nprf {
 
 /// How a decoder chooses the windows of its online convolution (window_kernels.hpp).
 struct WindowOptions {
-  Index size = -1;    // of all windows; 0: no windows; -1: chosen by cost
+  Index size = -1;    // the size of all windows; 0: no windows; -1: sizes are chosen by cost
   double memory = 1;  // the most that windows chosen by cost may take, relative to the memory of the stored tokens
 };
 
@@ -21,12 +21,12 @@ struct WindowOptions {
 struct DecoderOptions {
   Index batch = 1;             // the number of sequences
   Index rollback = 0;          // how many of its last tokens a sequence can take back
-  Index most_tokens = 0;       // that a sequence can have; 0: any number
+  Index most_tokens = 0;       // the most tokens that a sequence can have; 0: any number
   WindowOptions windows = {};  // of the online convolution, for tables with a bias for every lag
 
-  /// These options. Throws InvalidArgument unless the attention is causal, batch >= 1, rollback is in 0..2^24,
-  /// most_tokens >= 0, windows.memory >= 0, and windows.size is -1, 0 or a power of two up to 2^24 that is at least 16,
-  /// AttentionOptions::near and rollback + 1.
+  /// Returns these options. Throws InvalidArgument unless the attention is causal, batch >= 1, rollback is in 0..2^24,
+  /// most_tokens >= 0, windows.memory >= 0, and windows.size is -1, 0 or a power of two up to 2^24 that is at least
+  /// each of 16, AttentionOptions::near and rollback + 1.
   const DecoderOptions& checked(const AttentionOptions& attention) const {
     constexpr Index most = Index{1} << 24;
     require(attention.direction == Direction::causal,

@@ -22,16 +22,17 @@
 
 namespace nprf {
 
-/// The rows y = N / D of a step, for the queries that share keys and values: sums over the ring, the running sums, the
-/// near field and the sinks, and their certificate.
+/// Computes the rows y = N / D of a step, for the queries that share keys and values: N and D are sums over the far
+/// keys in the ring, the running sums, the sums of a window, the near field and the sinks. Bounds the errors of the
+/// rows.
 template <Real T>
 class StepRow {
  public:
-  /// What the state has.
+  /// The tokens of the state.
   struct Tokens {
-    Index count, first;   // all; those from `first` on are in the ring
+    Index count, first;   // the number of all tokens; those from token `first` on are in the ring
     double largest_norm;  // of the keys
-    bool all_finite;
+    bool all_finite;      // whether all keys and values are finite
   };
 
   StepRow(const StepModel<T>& model, const TokenRing<T>& ring, const RunningSums<T>& sums, const SinkTokens<T>& sinks,
@@ -47,7 +48,7 @@ class StepRow {
         m_exact(model.bias, ring, sinks, tokens.count, ring_keys(), model.far_sinks(tokens.count), scratch) {}
 
   /// Sets y (d_v) for a query, and counts it in the report. A row whose bound of the error of an online convolution
-  /// exceeds half of the tolerance is computed from the tokens.
+  /// exceeds half of the tolerance is computed from the tokens, without the window.
   void compute(const FeatureRow<T>& query, T* y, double tolerance, Report& report) {
     m_query = query.normalized, m_A = query.phi;
     m_log_factor = query.log_factor;
@@ -82,7 +83,7 @@ class StepRow {
   Index ring_keys() const { return m_model.is_exact_fallback() ? m_tokens.count - m_tokens.first : 0; }
   double bias(Index j) const { return m_model.bias(m_tokens.count - 1 - j); }
 
-  // N, D and the sum of the terms' magnitudes, in units of exp(reference)
+  // sets N, D and m_terms, the sum of the magnitudes of the terms of D, in units of exp(m_reference)
   void set_sums(const StepWeights<T>& weights) {
     m_slots = weights.slots();
     sum_far(weights);
@@ -108,7 +109,7 @@ class StepRow {
     m_terms = m_model.is_positive() ? m_D : norms * norm_of_features();
   }
 
-  // adds the keys of the ring; returns the sum of their |phi|, if features can be negative
+  // adds the far keys of the ring; returns the sum of their weights times |phi|, if features can be negative
   T add_pending(const StepWeights<T>& weights) {
     const Workspace::Scope scope(m_scratch);
     T* scores = m_scratch.take<T>(weights.slots());
@@ -131,7 +132,7 @@ class StepRow {
     return sum_of_norms.sum();
   }
 
-  // the bound of the error of the window's sums, relative to the largest |v|
+  // sets and returns the bound of the error of y by the errors of the window's sums, relative to the largest |v|
   double far_error() {
     const auto errors = m_weights.far()->errors(m_model.windows.signals, m_A);
     const double weight = static_cast<double>(m_weights.of_far()) * std::exp(m_weights.reference() - m_reference),
@@ -157,7 +158,7 @@ class StepRow {
     m_terms += add_exact();
   }
 
-  // returns the sum of the weights
+  // adds the exact pairs to N and D; returns the sum of their weights
   T add_exact() {
     const auto sums = m_exact.add(m_reference, m_tokens.all_finite, m_N);
     m_largest_value = std::max(m_largest_value, sums.largest_value);
@@ -191,7 +192,7 @@ class StepRow {
     for (Index p = 0; p < m_d_v; ++p) y[p] = m_N[p] / m_D;
   }
 
-  // RowErrorBound::condition
+  // the condition of the row, as RowErrorBound::condition
   double condition() const {
     if (m_model.is_positive()) return 1;
     const double D = std::abs(static_cast<double>(m_D)), v_max = static_cast<double>(m_largest_value),
@@ -199,7 +200,7 @@ class StepRow {
     return std::abs(static_cast<double>(m_terms)) / D * (1 + relative_size(N, D, v_max));
   }
 
-  // whether exact softmax can replace the row: its keys are stored, and no older key has a weight
+  // whether exact softmax can replace the row: keys are stored, and no key that has left the ring has a weight
   bool has_all_keys() const { return m_model.is_exact_fallback() && (m_tokens.first == 0 || !m_model.bias.has_tail()); }
   void compute_by_softmax() {
     std::fill_n(m_N, padded_to_lanes(m_d_v), T(0));
@@ -208,7 +209,8 @@ class StepRow {
     add_exact();
   }
 
-  // an entry of y becomes NaN, or with positive weights the infinity, if the query attends to such a value
+  // If the query attends to a value with a non-finite entry, the entry of y becomes NaN; or, with positive features and
+  // an infinite entry, that infinity.
   void propagate_non_finite_values(T* y) const {
     const auto add = [&](const T* value) {
       for (Index p = 0; p < m_d_v; ++p)
@@ -229,10 +231,10 @@ class StepRow {
   Workspace& m_scratch;
   const Tokens m_tokens;
   const Index m_d_v;
-  const T *m_query = nullptr, *m_A = nullptr;  // the row and its features
+  const T *m_query = nullptr, *m_A = nullptr;  // the normalised query and its features
   T* m_N;
   ExactKeys<T> m_exact;
-  Index m_slots = 0;  // whose weights are summed
+  Index m_slots = 0;  // how many weights of slots of the ring are summed
   double m_log_factor = 0, m_reference = 0, m_far_error = 0;
   T m_D = 0, m_terms = 0, m_largest_value = 0;
   bool m_recomputed = false;

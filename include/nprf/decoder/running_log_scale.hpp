@@ -10,9 +10,9 @@
 
 namespace nprf {
 
-/// The logarithm of the unit of running sums, relative to the weight of the last token (running_sums.hpp). Formulas of
-/// scalars, the same for the CPU and for GPUs. It is a sum of two numbers, so that the errors of many changes do not
-/// add up.
+/// The logarithm of the unit of running sums, relative to the bias of the last token in them (running_sums.hpp).
+/// Formulas of scalars, the same for the CPU and for GPUs. It is a sum of two numbers, so that the errors of many
+/// changes do not add up.
 struct RunningLogScale {
   static constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
 
@@ -30,8 +30,9 @@ struct RunningLogScale {
     rest += error + of_rest;
   }
 
-  /// Makes sum() at least `to`, which is larger, and returns the exponent of the power of two that the sums must be
-  /// divided by: a multiple of 16, so that further increases do not rescale soon. 0 if there are no sums yet.
+  /// Raises sum() to at least `to`, which must be larger than sum(). Returns the exponent of the power of two by which
+  /// the running sums must be divided: a multiple of 16, so that further increases do not rescale soon; or 0 if there
+  /// are no sums yet.
   NPRF_HOST_DEVICE double raise(double to) {
     if (is_empty()) {
       value = to;

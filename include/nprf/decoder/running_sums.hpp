@@ -19,7 +19,8 @@ namespace nprf {
 inline constexpr Index state_lanes = 16;
 constexpr Index padded_to_lanes(Index n) { return (n + state_lanes - 1) / state_lanes * state_lanes; }
 
-/// Calls use.operator()<count>(first) for pieces of 8, 4 or 1 of the packs 0..packs-1.
+/// Divides the packs 0..packs-1 into pieces of 8, 4 or 1, and calls use.operator()<count>(first) for each piece, the
+/// packs first..first+count-1.
 template <class Use>
 void for_each_columns(Index packs, Use&& use) {
   Index first = 0;
@@ -35,7 +36,7 @@ struct StateToken {
   Index feature_step;  // the distance of two features in memory
   const T* value;      // (d_v)
   double log_scale;    // -infinity if the key is non-finite
-  T norm;              // of the features, if they can be negative
+  T norm;              // |phi|, if features can be negative
   T largest_value;     // the largest finite |v|
   bool has_finite_key, has_finite_value;
 };
@@ -45,10 +46,10 @@ struct StateToken {
 ///     S = sum_j w_j phi(k_j)^T v_j   (r,d_v)      z = sum_j w_j phi(k_j)   (r)
 ///
 /// with weights w_j = exp(log_scale_j + slope (age of j - age of the last token)). Both are stored divided by
-/// exp(log_scale()), which is at least the largest weight. When a larger weight comes, log_scale() grows by a multiple
-/// of ln 2, and S and z are multiplied by a power of two, which is exact: so a token changes them by an addition, and
-/// rarely by a scaling, too. The rounding error of an addition is added with the next token (Kahan's compensated
-/// summation, compensated_sum.hpp), so that errors do not grow with the number of tokens.
+/// exp(log_scale()), which is at least the largest weight. When a token with a larger weight is added, log_scale()
+/// grows by a multiple of ln 2, and S and z are multiplied by a power of two, which is exact: so a token changes them
+/// by an addition, and rarely by a scaling, too. The rounding error of an addition is added with the next token
+/// (Kahan's compensated summation, compensated_sum.hpp), so that errors do not grow with the number of tokens.
 template <Real T>
 class RunningSums {
  public:
@@ -64,8 +65,8 @@ class RunningSums {
   /// The most tokens that are added at a time.
   static constexpr Index block = 8;
 
-  /// Adds at most `block` tokens, each one younger than the one before. Non-finite keys and values are counted instead
-  /// of added. O(tokens r d_v), with one addition to S and z for all tokens.
+  /// Adds at most `block` successive tokens, the oldest first. Non-finite keys are counted instead of added, and
+  /// non-finite entries of values are summed separately. O(tokens r d_v), with one addition to S and z for all tokens.
   void add(std::span<const StateToken<T>> tokens, double slope, Workspace& scratch) {
     const Workspace::Scope scope(scratch);
     const auto n = static_cast<Index>(tokens.size());
@@ -102,7 +103,8 @@ class RunningSums {
     for (; k < m_r; ++k) add_rows<1>(k, weighted_features + k * block, values, n);
   }
 
-  /// The logarithm of the weight of S and z, relative to that of the last token: -infinity if they are empty.
+  /// The logarithm of the factor that S and z must be multiplied by, without the bias of the last token in them;
+  /// -infinity if no token is in them.
   double log_scale() const { return m_log_scale.sum(); }
 
   /// N (padded d_v) += factor A S and returns factor A z, for A (r) padded with zeros. O(r d_v).
@@ -120,7 +122,7 @@ class RunningSums {
   T largest_value() const { return m_largest_value; }
   Index non_finite_keys() const { return m_non_finite_keys; }
   bool has_finite_values() const { return m_has_finite_values; }
-  /// (d_v)  The sum of the non-finite entries of values, else 0.
+  /// (d_v)  For each column, the sum of the non-finite entries of values; 0 if there are none.
   const Vector<T>& non_finite_values() const { return m_non_finite_values; }
 
   void clear() {
@@ -160,7 +162,7 @@ class RunningSums {
     return finite;
   }
 
-  // adds B^T V to the rows k, k + 1, ... of S, for B^T (rows,block) and n values
+  // adds B^T V to the rows k..k+rows-1 of S, for the first n columns of Bt (rows,block) and the n values V (n,d_v)
   template <Index rows>
   void add_rows(Index k, const T* Bt, const T* const* values, Index n) {
     using P = Pack<T>;
@@ -204,7 +206,7 @@ class RunningSums {
 
   Index m_r = 0, m_d_v = 0, m_stride = 0;
   Vector<T> m_S;                  // (2,r,padded d_v)  sums, and the rounding errors of their last additions
-  Vector<T> m_z;                  // (2,padded r)  likewise
+  Vector<T> m_z;                  // (2,padded r)  sums, and the rounding errors of their last additions
   Vector<T> m_non_finite_values;  // (d_v)
   RunningLogScale m_log_scale;
   T m_norms = 0, m_largest_value = 0;

@@ -22,7 +22,7 @@
 namespace nprf {
 
 /// What distinguishes the models of two heads: the sizes and biases by a hash, and the feature map by the features of
-/// one query and one key. Other processors may round features differently, so these are compared with a tolerance.
+/// one query and one key. Other processors may round features differently, so features are compared with a tolerance.
 template <Real T>
 class Fingerprint {
  public:
@@ -56,7 +56,7 @@ class Fingerprint {
     out(m_hash);
     out(m_values);
   }
-  /// Throws InvalidArgument if the saved model is another one.
+  /// Throws InvalidArgument if the model that was saved is not this one.
   void require_same(StateReader& in) const {
     require(in.next<std::uint64_t>() == m_hash,
             "state: expected one of this attention, got one of other sizes, biases or options");
@@ -73,21 +73,22 @@ class Fingerprint {
   double m_tolerance = 0;
 };
 
-/// The heads of a decoder's sequences, as its first call has them; before it all are 0.
+/// The numbers of heads, and of channels of values, of a decoder's sequences. The first call sets them; before it they
+/// are 0.
 struct DecoderShape {
   Index heads = 0, kv_heads = 0, d_v = 0;
 
-  /// The number of heads of queries that share one of keys and values.
+  /// The number of heads of queries that share one head of keys and values.
   Index group() const { return heads / kv_heads; }
   bool operator==(const DecoderShape&) const = default;
 };
 
-/// The states of all heads of all sequences of a decoder. Heads of queries that share keys share a state, unless they
-/// have models of their own.
+/// The states of all heads of all sequences of a decoder. Heads of queries that share keys share a state, unless
+/// each head has its own model.
 template <Real T>
 class SequenceStates {
  public:
-  /// For one model, or one for each head.
+  /// For one model of all heads, or one model for each head.
   SequenceStates(std::vector<StepModel<T>> models, Index batch, const WindowOptions& windows = {.size = 0})
       : m_models(std::move(models)), m_windows(windows), m_place(static_cast<std::size_t>(batch)) {
     std::iota(m_place.begin(), m_place.end(), Index{0});
@@ -116,18 +117,19 @@ class SequenceStates {
   }
 
   Index tokens(Index sequence) const { return count() == 0 ? 0 : (*this)(sequence, 0).tokens(); }
-  /// Allocates memory for that many tokens of a sequence.
+  /// Allocates memory for `tokens` tokens of a sequence.
   void reserve(Index sequence, Index tokens) {
     for (StepModel<T>& one : m_models) one.reserve(tokens);
     for (Index s = 0; s < count(); ++s) (*this)(sequence, s).reserve(model(s), tokens);
   }
-  /// Whether the sequence can become so short.
+  /// Whether the sequence can take back its last tokens so that `tokens` tokens are left.
   bool can_roll_back_to(Index sequence, Index tokens) const {
     for (Index s = 0; s < count(); ++s)
       if (const HeadState<T>& x = (*this)(sequence, s); !x.can_roll_back(model(s), x.tokens() - tokens)) return false;
     return true;
   }
-  /// Requires can_roll_back_to(). The states of an interrupted call may have different numbers of tokens before.
+  /// Requires can_roll_back_to(). If a call was interrupted, the states of the sequence may have had different numbers
+  /// of tokens before.
   void roll_back_to(Index sequence, Index tokens) {
     for (Index s = 0; s < count(); ++s)
       if (HeadState<T>& x = (*this)(sequence, s); x.tokens() > tokens) x.roll_back(x.tokens() - tokens);
@@ -136,12 +138,13 @@ class SequenceStates {
     for (Index s = 0; s < count(); ++s) (*this)(sequence, s).clear();
   }
 
-  /// Sequence `to` becomes a copy of sequence `from`. If memory runs out, std::bad_alloc, `to` has no tokens.
+  /// Sequence `to` becomes a copy of sequence `from`. Throws std::bad_alloc if memory runs out; then `to` has no
+  /// tokens.
   void copy(Index from, Index to) {
     if (from != to) copy_place(m_place[static_cast<std::size_t>(from)], m_place[static_cast<std::size_t>(to)]);
   }
-  /// Sequence b becomes what sequence from[b] was. Copies the states that are selected again, over those that are not
-  /// selected. If memory runs out, sequences that are not selected may have no tokens.
+  /// Sequence b becomes what sequence from[b] was. If a sequence is selected more than once, its states are copied over
+  /// states that are not selected. If memory runs out, sequences that are not selected may have no tokens.
   void reorder(std::span<const Index> from) {
     std::vector<Index> place(from.size(), -1);
     std::vector<bool> used(from.size(), false);
@@ -174,7 +177,7 @@ class SequenceStates {
       for (Index s = 0; s < count(); ++s) const_cast<HeadState<T>&>((*this)(b, s)).transfer(model(s), out);
   }
 
-  /// Replaces all states. Throws InvalidArgument if they are those of another decoder; then it changes nothing.
+  /// Replaces all states. Throws InvalidArgument if the file is of another decoder; then it changes nothing.
   void load(StateReader& in) {
     const auto check = [&](Index expected, const char* of) {
       const auto saved = in.next<Index>();
@@ -213,7 +216,8 @@ class SequenceStates {
   Index num_models() const { return static_cast<Index>(m_models.size()); }
   Index count(const DecoderShape& shape) const { return has_one_model() ? shape.kv_heads : shape.heads; }
 
-  // of a file; a size that the rest of the file cannot have must not allocate memory
+  // checks the sizes that a file states; `rest` is the number of its further bytes: sizes for which these do not
+  // suffice must not allocate memory
   void check_shape(const DecoderShape& x, Index rest) const {
     const bool is_empty = x == DecoderShape{};
     require(is_empty || (0 < x.kv_heads && x.kv_heads <= x.heads && x.heads <= rest && x.heads % x.kv_heads == 0 &&
@@ -221,7 +225,7 @@ class SequenceStates {
             "state: expected heads and channels of this attention, got ", x.heads, ", ", x.kv_heads, " and ", x.d_v);
   }
 
-  // with windows for values of these columns
+  // a copy of the models, with windows for values of shape.d_v columns
   std::vector<StepModel<T>> models_for(const DecoderShape& shape) const {
     std::vector<StepModel<T>> models = m_models;
     for (StepModel<T>& one : models) one.set_windows(m_windows, shape.d_v);
@@ -236,7 +240,7 @@ class SequenceStates {
     return all;
   }
 
-  // without the tokens of `to` if memory runs out
+  // if memory runs out, the states at `to` have no tokens afterwards
   void copy_place(Index from, Index to) {
     const std::span<HeadState<T>> target = at_place(to);
     try {
@@ -259,8 +263,8 @@ class SequenceStates {
   std::vector<StepModel<T>> m_models;
   WindowOptions m_windows;
   DecoderShape m_shape;
-  std::vector<HeadState<T>> m_states;  // (batch,count)  by place
-  std::vector<Index> m_place;          // (batch)  where the states of a sequence are
+  std::vector<HeadState<T>> m_states;  // (batch,count)  place by place
+  std::vector<Index> m_place;          // (batch)  the place of the states of each sequence
 };
 
 }  // namespace nprf

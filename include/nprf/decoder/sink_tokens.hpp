@@ -15,7 +15,7 @@
 namespace nprf {
 
 /// The attention sinks of a sequence (AttentionOptions): its first tokens, which a state keeps for as long as the
-/// sequence lasts. The memory grows with the tokens.
+/// sequence lasts. The memory grows with the number of tokens.
 template <Real T>
 class SinkTokens {
  public:
@@ -44,12 +44,12 @@ class SinkTokens {
     m_finite_values[position] = token.has_finite_value;
   }
 
-  /// q.k for a query (d).
+  /// q.k of a query (d) and the key at a position.
   T score(const T* query, Index position) const { return dot_by_packs(query, m_keys.data() + position * m_d, m_d); }
-  /// The largest finite |v|.
+  /// The largest finite |v| of the value at a position.
   T largest_value(Index position) const { return m_largest_values[position]; }
-  /// N (padded d_v) += the finite entries of the values of the first `sinks` positions, times weights (sinks), in runs
-  /// of run_keys. A position of weight 0 is not read.
+  /// N (padded d_v) += the weights (sinks) times the finite entries of the values at the first `sinks` positions, in
+  /// runs of run_keys. A value of weight 0 is not read.
   void add_values(const T* weights, Index sinks, T* N) const {
     using P = Pack<T>;
     for (Index begin = 0; begin < sinks; begin += run_keys)
@@ -77,7 +77,7 @@ class SinkTokens {
   }
 
  private:
-  // from column p on, with zeros for other than finite entries
+  // a register of the value at a position, from column p on, with zeros in place of non-finite entries
   Pack<T> finite_value(Index position, Index p) const {
     const T* value = m_values.data() + position * m_stride + p;
     if (m_finite_values[position]) return Pack<T>::load(value);

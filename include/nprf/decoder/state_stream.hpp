@@ -14,8 +14,8 @@
 #include "nprf/core/error.hpp"
 #include "nprf/core/types.hpp"
 
-/// A state as a binary file: a mark, the size of the content, a checksum of both, and the content. Numbers have the
-/// machine's byte order; the mark identifies that order.
+/// A state as a binary file: a mark, a number that identifies the byte order, the size of the content, a checksum of
+/// this size and the content, and the content. Numbers have the machine's byte order.
 namespace nprf {
 
 /// The 64-bit hash of Fowler, Noll and Vo (FNV-1a). It differs for contents that differ in one byte.
@@ -49,7 +49,7 @@ class StateWriter {
       m_content.append(reinterpret_cast<const char*>(x.data()), static_cast<std::size_t>(x.size()) * sizeof(*x.data()));
   }
 
-  /// StateReader has it.
+  /// Does nothing. It is here because StateReader has such a function, and transfer() takes either.
   void expect(Index) const {}
 
   /// Throws InvalidArgument if the stream fails.
@@ -91,7 +91,7 @@ class StateReader {
     return x;
   }
 
-  /// Throws InvalidArgument unless at least so many bytes have not been read: a wrong size must not allocate memory.
+  /// Throws InvalidArgument unless at least `bytes` bytes have not been read: a wrong size must not allocate memory.
   void expect(Index bytes) const {
     require(bytes >= 0 && static_cast<std::size_t>(bytes) <= rest(), "state: expected ", bytes,
             " further bytes at least, got ", rest());

@@ -19,12 +19,12 @@ namespace nprf {
 /// and from there a line, the tail.
 ///
 ///     b(age) = table(age)                  age < K
-///     b(age) = b(K) + slope (age - K)      age >= K, or -infinity if there is no tail
+///     b(age) = b(K) + slope (age - K)      age >= K if there is a tail; otherwise -infinity
 ///
 /// Sums over the keys of the tail can be updated token by token, because all of their weights change by one factor from
-/// a step to the next. K is 0 without a position and for ALiBi, and the distance from which biases are equal for a
-/// clipped table and for T5. All biases are relative to one of the largest of the table, so that a constant added to
-/// them costs no precision. The same for the CPU and for plans of GPUs.
+/// a step to the next. K is 0 without a position and for ALiBi. For a clipped table and for T5 it is the distance from
+/// which on all biases are equal. All biases are relative to the largest one of the table, so that a constant added to
+/// them costs no precision. The CPU and the plans of GPUs use the same class.
 template <Real T>
 class StepBias {
  public:
@@ -32,13 +32,13 @@ class StepBias {
   /// More tokens than fit in memory, and so few that sums of such numbers do not overflow.
   static constexpr Index unlimited = Index{1} << 48;
 
-  /// The reach is at least `least_reach`. Biases of the table are stored; those of further ages, up to `beyond` after
-  /// the reach, by reserve(). Ages from `ages` on do not occur.
+  /// The reach is at least `least_reach`. The constructor stores the biases of the table. reserve() can store
+  /// those of further ages, below reach() + beyond. Ages from `ages` on do not occur.
   ///
-  /// If `may_fit`, a line may replace the biases of the outer part of the table, which it changes by at most a quarter
-  /// of the default tolerance (fitted_tails.hpp), however low they are: a low bias can be that of a key of high score.
+  /// If `may_fit`, a line may replace the biases of the outer part of the table. It changes each of them by at most a
+  /// quarter of the default tolerance (fitted_tails.hpp), even low ones: a low bias can be that of a key of high score.
   /// Such a line falls for ever, but a table continues with the bias of its last lag. So a line is used only if no age
-  /// beyond the table occurs. Then a tail of few ages is stored as a part of the table. O(table).
+  /// beyond the table occurs. If none occurs, any tail of few ages is stored as a part of the table. O(table).
   StepBias(const LagBiasView<T>& bias, Index least_reach, Index beyond, bool may_fit, Index ages = unlimited) {
     const Index table = std::max<Index>(-bias.first, 0);  // b is linear from this age on
     const Index last = std::min(table, ages - 1);
@@ -66,7 +66,8 @@ class StepBias {
     reserve(1);
   }
 
-  /// Stores the biases of the first `ages` ages that may be stored. Throws std::bad_alloc, and then changes nothing.
+  /// Stores at least the biases of the ages below `ages`, as far as they may be stored. Throws std::bad_alloc, and then
+  /// changes nothing.
   void reserve(Index ages) {
     const Index needed = std::min(ages, m_most);
     if (needed > m_stored)
@@ -88,30 +89,31 @@ class StepBias {
   /// The stored biases of the ages age, age - 1, ..., 0.
   const double* from(Index age) const { return m_reversed.data() + (m_stored - 1 - age); }
 
-  /// The largest bias of a query that has `tokens` keys, its own included. Beside a log-scale, only a bias relative to
-  /// it leaves digits for the log-scale.
+  /// The largest bias of a query that has `tokens` keys, its own included. A bias is made relative to it before a
+  /// log-scale is added, so that the sum keeps the digits of the log-scale.
   double largest(Index tokens) const {
     const double of_table =
         m_table > 0 ? m_largest[static_cast<std::size_t>(std::min(tokens, m_table) - 1)] : minus_infinity;
     return tokens > m_table ? std::max({of_table, line(m_table), line(tokens - 1)}) : of_table;
   }
 
-  /// How far finite biases are below 0, of all ages that may be stored; infinity if one is above 0, as on a line that
-  /// rises with the age.
+  /// How far the lowest finite bias is below 0, of all ages that may be stored; infinity if a bias is above 0, as on a
+  /// line that rises with the age.
   double spread() const { return m_spread; }
   /// exp(b) of the ages age, age - 1, ..., 0, as from(). If spread() is below 87, they are normal numbers or 0.
   const T* weights_from(Index age) const { return m_reversed_weights.data() + (m_stored - 1 - age); }
 
   /// Whether a query that has `tokens` keys, its own included, attends to any of them.
   bool attends(Index tokens) const { return tokens > m_first_attended && (m_has_tail || m_first_attended < m_table); }
-  /// Whether it attends to all of them, for any number of tokens.
+  /// Whether a query attends to all of its keys, for any number of tokens.
   bool attends_to_all() const { return m_attends_to_all; }
 
  private:
-  // sums over a tail cost a step as much as r p / (r + p) ages of the table, r features and p = d_v + 1: about so many
+  // the fewest ages of a tail that is worth its sums: these cost a step as much as r p / (r + p) ages of the table, for
+  // r features and p = d_v + 1, which is about this number
   static constexpr Index shortest_tail = 32;
 
-  // replaces the outer part of the ages up to `oldest` by a line
+  // replaces the biases of the largest of the ages 0..oldest by a line, if one fits
   template <class B>
   void fit(const B& b, Index oldest) {
     const FittedLine line = fitted_line(oldest + 1, minus_infinity, default_tolerance<T> / 4,
@@ -126,7 +128,7 @@ class StepBias {
   // the bias of an age after the table
   double line(Index age) const { return m_after_table + m_slope * static_cast<double>(age - m_table); }
 
-  // stores b of further ages, `stored` in all
+  // stores b(age) of further ages, so that `stored` ages are stored in all
   template <class B>
   void store(Index stored, const B& b) {
     const auto size = static_cast<std::size_t>(stored);
@@ -142,7 +144,7 @@ class StepBias {
     m_reversed = std::move(reversed), m_reversed_weights = std::move(weights), m_stored = stored;
   }
 
-  // of the table, and of both ends of the line
+  // summarises the biases: those of the table, and those at both ends of the line
   void set_summary(Index ages) {
     const auto add = [this](double b) {
       if (b > 0) m_spread = -minus_infinity;
@@ -157,11 +159,11 @@ class StepBias {
         (m_has_tail || m_table == ages) && std::ranges::find(m_reversed, minus_infinity) == m_reversed.end();
   }
 
-  Index m_table = 0, m_reach = 0, m_most = 0, m_stored = 0, m_first_attended = 0;  // m_most: that may be stored
+  Index m_table = 0, m_reach = 0, m_most = 0, m_stored = 0, m_first_attended = 0;  // m_most: ages that may be stored
   bool m_has_tail = false, m_attends_to_all = false;
   double m_after_table = 0, m_slope = 0, m_deviation = 0;
   double m_spread = 0;
-  std::vector<double> m_largest;      // (table)  of the ages up to each
+  std::vector<double> m_largest;      // (table)  the largest bias of the ages up to each age
   std::vector<double> m_reversed;     // (stored)  the biases of the ages stored - 1, ..., 0
   std::vector<T> m_reversed_weights;  // (stored)  their exponentials
 };

@@ -17,15 +17,17 @@
 
 namespace nprf {
 
-/// The weights exp(log_scale_j + b - reference) of the far keys of a step, by slots of the ring; that of the sums over
-/// older keys; and, if there is a window of an online convolution, that of its sums instead of those of its keys. All
-/// are relative to a reference near the largest exponent, and b to the largest bias of the queries
-/// (StepBias::largest()). The queries of a group share them.
+/// The weights of a step, which the queries of a group share:
+/// - of each far key j of the ring, by its slot: exp(log_scale_j + b - reference), where b is relative to the largest
+///   bias of the queries (StepBias::largest());
+/// - of the running sums over older keys: one weight;
+/// - of the sums of a window of an online convolution, if there is one: one weight, in place of those of its keys.
+/// The reference, for all weights, is near the largest exponent.
 template <Real T>
 class StepWeights {
  public:
-  /// For the last of `tokens` tokens, of which those from `first` on are in the ring. `far` may be null. Tables are in
-  /// the scratch memory.
+  /// For the queries of the last of `tokens` tokens. The tokens from `first` on are in the ring. `far` is the window,
+  /// or null. Tables are in the scratch memory.
   StepWeights(const StepModel<T>& model, const TokenRing<T>& ring, const RunningSums<T>& sums, const FarWindow<T>* far,
               Index tokens, Index first, Workspace& scratch)
       : m_far(far), m_largest_bias(model.bias.largest(tokens)) {
@@ -49,7 +51,7 @@ class StepWeights {
     m_of_far = m_of_far > minus_infinity ? std::exp(m_of_far - m_reference) : 0;
   }
 
-  /// (slots)  0 for near keys and where there is no token.
+  /// (slots)  The weights of keys; 0 for near keys and in slots without a token.
   const T* weights() const { return m_weights; }
   Index slots() const { return m_slots; }
   bool any_pending() const { return m_any_pending; }
@@ -61,8 +63,8 @@ class StepWeights {
   /// The largest finite |v| of the far keys.
   T largest_value() const { return m_largest_value; }
 
-  /// Calls use(at, s, count) for the ranges of slots that have weights: weight `at` is that of slot s, and so on. Both
-  /// numbers are multiples of the ring's tiles.
+  /// Calls use(at, s, count) for the ranges of slots of the ring that have weights: weights()[at + i] is the weight of
+  /// slot s + i, for i < count. All three numbers are multiples of TokenRing::tile.
   template <class Use>
   void for_each_range(Use&& use) const {
     for (Index i = 0; i < m_num_ranges; ++i) use(m_ranges[i].at, m_ranges[i].slot, m_ranges[i].count);
@@ -71,18 +73,19 @@ class StepWeights {
  private:
   using P = Pack<T>;
   static constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
-  // the recent tokens and the oldest, each in at most two runs of slots
+  // the recent tokens and the oldest tokens, each in at most two runs of successive slots
   static constexpr Index most_runs = 4;
 
   struct Range {
     Index slot, count, at;
   };
-  // tokens in successive slots; their weights are from `at` on
+  // the tokens token..token+count-1, in the slots slot..slot+count-1; their weights are stored from `at` on
   struct Run {
     Index token, slot, count, at;
   };
 
-  // all tokens of the ring, or those that are not in the window's sums: older than the reach, or recent
+  // the runs of all far tokens of the ring; with a window, only of far tokens that its sums do not contain: those older
+  // than the reach, and recent ones
   void set_runs(const StepModel<T>& model, const TokenRing<T>& ring, Index tokens, Index first, Index far_end) {
     constexpr Index tile = TokenRing<T>::tile;
     if (!m_far) {
@@ -107,8 +110,9 @@ class StepWeights {
     for (Index i = 0; i < m_num_runs; ++i) use(m_runs[i]);
   }
 
-  // weight = exp(b) exp(log_scale - reference), with the ring's reference, from the tables of both factors. False if a
-  // product may underflow, or if all are so small that the sums would lose precision.
+  // weight = exp(b) exp(log_scale - reference), with the ring's reference, from the tables of both factors. Returns
+  // false if a product may underflow, if the running sums or the window have a far larger weight than the reference, or
+  // if all products are so small that the sums would lose precision.
   bool set_by_tables(const StepBias<T>& bias, const TokenRing<T>& ring, Index tokens) {
     constexpr double most_spread = 80, most_above = 16;
     const double reference = ring.scale_reference() - m_largest_bias;
@@ -143,7 +147,7 @@ class StepWeights {
     m_largest_value = std::max(m_largest_value, largest_of(ring).value);
   }
 
-  // the largest weight, and the largest finite |v| of the keys that have one
+  // the largest weight, and the largest finite |v| of the keys whose weight is not 0
   struct Largest {
     T weight, value;
   };

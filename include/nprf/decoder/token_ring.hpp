@@ -21,28 +21,30 @@ struct TokenShape {
   Index d;  // channels of the stored keys; 0: keys are not stored
 };
 
-/// The last tokens of a head: features, log-scales and values, and for exact pairs the normalised keys. A token is in
-/// slot (position mod capacity). The memory grows with the tokens, up to the capacity.
+/// The last tokens of a head: features, log-scales and values, and for exact pairs the normalised keys. The
+/// token at a position is in slot (position mod capacity) of the ring: these slots are places in memory, not on the
+/// axis of lags. The memory grows with the number of tokens, up to the capacity.
 ///
-/// Features are stored by tiles of 16 slots, with the slots of a feature next to each other: the scores of a tile are r
-/// multiply-adds of registers. No sum depends on how much memory there is, or on slots without a token.
+/// Features are stored by tiles of 16 slots. In a tile, the numbers that its slots have for one feature are next to
+/// each other, so that the scores of a tile are r multiply-adds of registers. No sum depends on how much memory there
+/// is, or on slots without a token.
 template <Real T>
 class TokenRing {
  public:
   static constexpr Index tile = state_lanes;
 
   TokenRing() = default;
-  /// For at least `tokens` tokens.
+  /// A ring for at least `tokens` tokens.
   TokenRing(TokenShape shape, Index tokens)
       : m_shape(shape), m_stride(padded_to_lanes(shape.d_v)), m_capacity(padded_to_lanes(tokens)) {}
 
   Index capacity() const { return m_capacity; }
   Index slot(Index position) const { return position % m_capacity; }
-  /// The number of slots to be considered, a multiple of `tile`, if there are `tokens` tokens in all.
+  /// The number of slots to be considered after `tokens` tokens in all: the first ones, a multiple of `tile`.
   Index used_slots(Index tokens) const { return std::min(m_capacity, padded_to_lanes(tokens)); }
 
-  /// Allocates memory for sequences of `tokens` tokens, and at least twice as much as before. Throws std::bad_alloc,
-  /// and then changes nothing.
+  /// Allocates memory for sequences of `tokens` tokens, or twice as much as before if that is more. Throws
+  /// std::bad_alloc, and then changes nothing.
   void reserve(Index tokens) {
     if (used_slots(tokens) <= m_slots) return;
     const Index slots = std::min(m_capacity, std::max(2 * m_slots, used_slots(tokens)));
@@ -93,7 +95,7 @@ class TokenRing {
   bool has_finite_value(Index s) const { return m_finite_values[s] != 0; }
   const double* log_scales() const { return m_log_scales.data(); }     // (slots)
   const T* scales() const { return m_scales.data(); }                  // (slots)  exp(log_scale - scale_reference())
-  const T* norms() const { return m_norms.data(); }                    // (slots)  of features that can be negative
+  const T* norms() const { return m_norms.data(); }                    // (slots)  |phi|, if features can be negative
   const T* largest_values() const { return m_largest_values.data(); }  // (slots)  the largest finite |v|
 
   /// Calls use(j, s, count) for the runs of slots of the tokens first..last-1: token j in slot s, j + 1 in s + 1, ...
@@ -106,25 +108,25 @@ class TokenRing {
     }
   }
 
-  /// Near the largest log-scale since clear(): at most 2 below it. It changes rarely.
+  /// The reference of scales(). It is near the largest log-scale since clear(), at most 2 below it, and changes rarely.
   double scale_reference() const { return m_scale_reference; }
   /// A bound of the differences of finite log-scales since clear().
   double log_scale_spread() const { return m_scale_reference + headroom - m_least_log_scale; }
 
-  /// For a new sequence, whose bits must not depend on the one before.
+  /// Prepares the ring for a new sequence, whose bits must not depend on the sequence before.
   void clear() {
     m_scale_reference = minus_infinity;
     m_least_log_scale = -minus_infinity;
   }
 
-  /// scores (slots) = the products of A (r) and the features of the slots from `first` on, a multiple of `tile`.
-  /// O(slots r).
+  /// scores[s] = A.phi for s < slots, where A (r) are the features of a query and phi those in slot first + s of the
+  /// ring. `first` and `slots` must be multiples of `tile`. O(slots r).
   void scores(const T* A, Index slots, T* scores, Index first = 0) const {
     scores_from<std::max<Index>(8 * Pack<T>::size / tile, 1)>(A, m_features.data() + first * m_shape.r, slots, scores);
   }
 
-  /// N (padded d_v) += the sum of the values of these slots with these weights, in runs of run_keys. A slot of weight 0
-  /// is not read.
+  /// N (padded d_v) += the sum of weights[s] * value(first + s) over s < slots, in runs of run_keys. Values whose
+  /// weight is 0 are not read.
   void add_values(const T* weights, Index slots, T* N, Index first = 0) const {
     constexpr Index W = Pack<T>::size;
     for_each_columns(m_stride / W, [&]<Index packs>(Index at) {
@@ -132,7 +134,8 @@ class TokenRing {
     });
   }
 
-  /// The same of the finite entries of the values that are not all finite, whose weights become 0.
+  /// Adds to N the finite entries of those values of the slots first..first+slots-1 that have a non-finite entry, times
+  /// the weights. Sets the weights of these values to 0, so that add_values() leaves them out.
   void add_finite_entries(T* weights, Index slots, T* N, Index first) const {
     for (Index s = 0; s < slots; ++s) {
       if (weights[s] == T(0) || has_finite_value(first + s)) continue;
@@ -149,7 +152,8 @@ class TokenRing {
     return sum;
   }
 
-  /// Calls archive(x) for the numbers that all tokens share; for each number of a token. These come first.
+  /// transfer_references() calls archive(x) for the numbers that all tokens share, and transfer() for each number of
+  /// one token. transfer_references() must come first.
   template <class Archive>
   void transfer_references(Archive&& archive) {
     archive(m_scale_reference), archive(m_least_log_scale);
@@ -182,7 +186,7 @@ class TokenRing {
     m_scales[s] = scale_of(s);
   }
 
-  // calls use(array, scalars of a slot)
+  // calls use(array, each) for each array, which has `each` scalars for a slot
   template <class Ring, class Use>
   static void for_each_array(Ring& x, Use&& use) {
     use(x.m_features, x.m_shape.r);
@@ -196,7 +200,7 @@ class TokenRing {
     use(x.m_finite_values, Index{1});
   }
 
-  // the scores of slots: of `wide` tiles at a time, then of half as many, ...
+  // sets the scores of `slots` slots: of `wide` tiles at a time; for the rest, of half as many tiles at a time, ...
   template <Index wide>
   void scores_from(const T* A, const T* features, Index slots, T* scores) const {
     Index s = 0;
@@ -204,7 +208,7 @@ class TokenRing {
     if constexpr (wide > 1) scores_from<wide / 2>(A, features + s * m_shape.r, slots - s, scores + s);
   }
 
-  // 8 sums hide the latency of an addition
+  // the widest calls have 8 independent sums, which hide the latency of an addition
   template <Index tiles>
   void scores_of(const T* A, const T* features, T* scores) const {
     using P = Pack<T>;

@@ -24,7 +24,7 @@
 namespace nprf {
 
 /// Successive positions first..first+size-1 whose queries get their sums over the tokens before far_end() from one
-/// online convolution (far_window.hpp). Size 0: they get them from the tokens.
+/// online convolution (far_window.hpp). Size 0: there is no window, and queries sum over the tokens themselves.
 struct Window {
   Index first = 0, size = 0;
 
@@ -36,19 +36,19 @@ struct Window {
 /// What the choice of windows depends on.
 struct WindowCosts {
   Index r, d_v;   // features, and columns of values
-  Index signals;  // that are transformed, whole registers of them
-  Index tokens;   // the most whose weights are not those of running sums
-  Index least;    // the smallest window
+  Index signals;  // the signals that are transformed, in whole registers
+  Index tokens;   // the most tokens of a query that are not in running sums
+  Index least;    // the smallest size of a window
 };
 
-/// The windows by position. Their sizes are powers of two that depend on the position alone, as does where they begin,
-/// so that rows do not depend on how the tokens were divided between calls.
+/// The window of each position. The sizes of windows are powers of two. A window's size and first position depend on
+/// the position alone, so that rows do not depend on how the tokens were divided between calls.
 class WindowPlan {
  public:
   /// No windows.
   WindowPlan() = default;
 
-  /// Windows of `size` tokens, a power of two, from position 2 size on.
+  /// Windows of `size` tokens, a power of two, from position 2 * size on.
   static WindowPlan fixed(Index size) {
     WindowPlan plan;
     for (std::size_t e = 0; e < plan.m_sizes.size(); ++e)
@@ -57,7 +57,8 @@ class WindowPlan {
     return plan;
   }
 
-  /// The sizes of least cost whose two buffers take at most `memory` times what the stored tokens take.
+  /// Windows of the sizes of least cost. The two buffers of windows (OnlineConvolution) take at most `memory` times the
+  /// memory of the stored tokens.
   static WindowPlan cheapest(const WindowCosts& x, double memory) {
     WindowPlan plan;
     auto least = static_cast<Index>(std::bit_ceil(static_cast<std::uint64_t>(std::max<Index>(x.least, 64))));
@@ -81,19 +82,20 @@ class WindowPlan {
   bool has(Index size) const { return std::find(m_sizes.begin(), m_sizes.end(), size) != m_sizes.end(); }
   Index largest() const { return m_sizes.back(); }
 
-  /// That of the query at a position.
+  /// The window of the query at a position; Window{} if it has none.
   Window at(Index position) const {
     const Index size =
         position > 0 ? m_sizes[static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(position)) - 1)] : 0;
     return size == 0 ? Window{} : Window{position / size * size, size};
   }
-  /// The first one that begins after a position. Requires any().
+  /// The first window that begins after a position. Requires any().
   Window after(Index position) const {
     if (const Window now = at(position); now.size > 0) return at(now.end());
     return at(m_first);
   }
-  /// The position from which on it is computed, for steps that can take back `rollback` tokens: the queries before are
-  /// those of the window before, whose buffer may still be needed up to there.
+  /// The position from which on a window is computed, if steps can take back `rollback` tokens. From an earlier
+  /// position a rollback may lead to the last window but one, whose buffer the new window takes; or, if this is the
+  /// first window, take back tokens that it sums.
   Index begin_of_work(const Window& window, Index rollback) const {
     const Window before = at(window.first - 1);
     return (before.size > 0 ? before.first : window.far_end()) + rollback;
@@ -105,7 +107,7 @@ class WindowPlan {
     while (any() && at(m_first).size == 0) m_first *= 2;
   }
 
-  // in multiply-adds of a tile (toeplitz/cost.hpp)
+  // costs are in multiply-adds of a tile (toeplitz/cost.hpp)
   static double tokens_cost(const WindowCosts& x, double tokens) {
     constexpr double of_memory = 4;
     return of_memory * tokens * static_cast<double>(x.r + x.d_v + 1);
@@ -118,15 +120,17 @@ class WindowPlan {
   }
 
   Index m_first = 0;                // the first position in a window
-  std::array<Index, 48> m_sizes{};  // of windows at positions 2^e .. 2^(e+1) - 1
+  std::array<Index, 48> m_sizes{};  // entry e: the size of windows at positions 2^e .. 2^(e+1) - 1
 };
 
-/// The weights of the windows of one size M, as spectra. The tokens before far_end() are divided into blocks of 3 M,
-/// from the last on, and the sums of the M queries of a window over a block are a convolution modulo z^4M + 1:
+/// The weights of the windows of one size M, as spectra. The tokens before far_end() are divided into blocks of 3 M
+/// tokens; block 0 has the last ones. The sums of the M queries of a window over a block are a convolution modulo
+/// z^(4M) + 1:
 ///
 ///     y_i = sum_j c(a + i - j) x_j     i < M, j < 3 M     a = (3 k + 4) M, of block k
 ///
-/// where c(age) = exp(b(age) - log_unit()), and 0 from `limit` on. The weights do not depend on the window.
+/// where x_j is the signal of token j of the block, y_i the sum for query i of the window, and
+/// c(age) = exp(b(age) - log_unit()), or 0 for ages from `limit` on. The weights do not depend on the window.
 template <Real T>
 class WindowKernels {
  public:
@@ -139,7 +143,7 @@ class WindowKernels {
   }
 
   Index size() const { return m_size; }
-  /// Tokens of a block.
+  /// The number of tokens of a block.
   Index block() const { return 3 * m_size; }
   const Tree& tree() const { return *m_tree; }
   double log_unit() const { return m_log_unit; }
@@ -147,12 +151,13 @@ class WindowKernels {
   Index first_token(const Window& window) const { return std::max<Index>(window.first - m_limit + 1, 0); }
   Index blocks(const Window& window) const { return (window.far_end() - first_token(window) + block() - 1) / block(); }
 
-  /// (2 M) of block k, divided by the length of the transform: real and imaginary parts alternate.
+  /// (2 M)  The complex spectrum of the weights of block k, divided by the length of the transform: real and imaginary
+  /// parts alternate.
   const T* spectrum(Index k) const { return m_spectra.data() + k * 4 * m_size; }
-  /// Of the weights of block k.
+  /// What the norms of the weights of block k are computed from.
   const toeplitz::NormSums& norms(Index k) const { return m_norms[static_cast<std::size_t>(k)]; }
 
-  /// Computes the spectra of all blocks of `tokens` tokens, and of as many again.
+  /// Computes the spectra of the blocks that `tokens` tokens need, and of as many blocks again, up to the limit.
   void reserve(const StepBias<T>& bias, Index tokens) {
     const Index needed = (std::min(tokens, m_limit) + block() - 1) / block() + 1,
                 before = static_cast<Index>(m_norms.size());
@@ -171,14 +176,15 @@ class WindowKernels {
   using Lanes = fft::Lanes<T>;
   static constexpr Index W = fft::lane_count<T>;
 
-  // coefficient m of the kernel of block k, 0 <= m < 4 M: that of i - j = m, or m - 4 M with the opposite sign
+  // the weight that is coefficient m of the kernel of block k, 0 <= m < 4 M: if m < M, that of i - j = m; if m > M,
+  // that of i - j = m - 4 M, where the coefficient has the opposite sign
   double weight(const StepBias<T>& bias, Index k, Index m) const {
     if (m == m_size) return 0;
     const Index age = (3 * k + 4) * m_size + (m < m_size ? m : m - 4 * m_size);
     return age < m_limit ? std::exp(bias(age) - m_log_unit) : 0.0;
   }
 
-  // of the blocks k, k + 1, ..., one in each lane
+  // computes the spectra of the blocks k..k+count-1, one in each lane
   void add_spectra(const StepBias<T>& bias, Index k, Index count, Z* z, Vector<T>& spectra,
                    std::vector<toeplitz::NormSums>& norms) const {
     const Index L = m_tree->length();

@@ -6,16 +6,16 @@
 
 namespace nprf {
 
-/// Constants that centre and balance queries and keys, and the variances (d) of both along the common axes, the largest
-/// first.
+/// Constants that centre and balance queries and keys, and the variances (d) that both have along their common axes,
+/// the largest first.
 template <Real T>
 struct Balance {
   Centring<T> constants;
   Vector<double> variances;
 };
 
-/// The means of samples q (n,d) of queries and k (n',d) of keys, normalised as attention normalises them, and axes
-/// along which both have the same, diagonal covariance:
+/// Returns the means of the samples q (n,d) of queries and k (n',d) of keys, and axes A along which both have the same,
+/// diagonal covariance. The samples must be normalised as attention normalises them.
 ///
 ///     A^T A = S_q^-1/2 (S_q^1/2 S_k S_q^1/2)^1/2 S_q^-1/2
 ///

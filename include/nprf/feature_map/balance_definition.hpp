@@ -19,7 +19,7 @@ using SymmetricMatrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic>;
 template <Real T>
 using EigenDecomposition = Eigen::SelfAdjointEigenSolver<SymmetricMatrix<T>>;
 
-// the covariance (d,d) of the rows of x, with `shrinkage` of the mean variance in every direction
+// the covariance S (d,d) of the rows of x, shrunk to (1 - shrinkage) S + shrinkage tr(S)/d I; I if S is 0
 template <Real T>
 SymmetricMatrix<T> covariance(const Matrix<T>& x, const Vector<T>& mean, T shrinkage) {
   const Matrix<T> centred = x.rowwise() - mean.transpose();
@@ -30,7 +30,7 @@ SymmetricMatrix<T> covariance(const Matrix<T>& x, const Vector<T>& mean, T shrin
   return s;
 }
 
-// S^power of a symmetric positive matrix, by its eigenvectors
+// s^exponent of a symmetric positive matrix s, by its eigenvectors
 template <Real T>
 SymmetricMatrix<T> power(const SymmetricMatrix<T>& s, T exponent) {
   const EigenDecomposition<T> e(s);
@@ -59,7 +59,7 @@ Balance<T> balance(const MatrixView<T>& q, const MatrixView<T>& k, double shrink
   const Vector<double> lengths = metric.eigenvalues().array().sqrt();
   const SymmetricMatrix A = lengths.asDiagonal() * metric.eigenvectors().transpose(),
                         inverse = lengths.cwiseInverse().asDiagonal() * metric.eigenvectors().transpose();  // A^-T
-  // the axes turn to those of the common covariance; eigenvalues are in increasing order
+  // turns the axes to the eigenvectors of the common covariance, in the reverse order: Eigen's eigenvalues increase
   const EigenDecomposition common(A * S_q * A.transpose());
   const SymmetricMatrix turn = common.eigenvectors().rowwise().reverse().transpose();
   return {{nu.cast<T>(), mu.cast<T>(), (turn * A).template cast<T>(), (turn * inverse).template cast<T>()},

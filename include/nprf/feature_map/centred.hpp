@@ -13,15 +13,16 @@ namespace nprf {
 ///     exp(q.k) = exp(z_q.z_k) exp(q.mu) exp(nu.(k - mu))     z_q = A (q - nu), z_k = A^-T (k - mu)
 ///
 /// exp(q.mu) is a factor of a query, which cancels in attention, and exp(nu.(k - mu)) a factor of a key. With nu and mu
-/// the means of queries and keys, z_q.z_k is small; with a suitable A both have the same, diagonal covariance
-/// (balance.hpp). Features of z are then much closer to exp than those of q and k.
+/// the means of queries and keys, z_q.z_k is small; with a suitable A, z_q and z_k have the same covariance, which is
+/// diagonal (balance.hpp). Features of z_q and z_k then estimate exp(z_q.z_k) much better than features of q and k
+/// estimate exp(q.k).
 template <Real T>
 struct Centring {
   Vector<T> query_mean, key_mean;  // nu, mu (d)
   Matrix<T> query_axes, key_axes;  // A and A^-T (d,d)
 };
 
-/// What Centred computes for any map F of the coordinates z.
+/// The computations of Centred, for any map F of the coordinates z.
 template <Real T>
 class CentredCore {
  public:
@@ -35,10 +36,11 @@ class CentredCore {
   /// Sets phi (n,r), and log_factors (n) where it is not null, for the rows scale_i x_i of queries or keys.
   void features(const FeatureMapView<T>& map, Side side, const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi,
                 const Team& team, T* log_factors) const;
-  /// The same for keys, divided by the largest factor of a row. Returns its logarithm.
+  /// Sets phi (n,r) for the keys scale_j x_j. All rows omit one factor, the largest of the rows' factors. Returns its
+  /// logarithm.
   T keys(const FeatureMapView<T>& map, const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi,
          const Team& team) const;
-  /// The same as a matrix, by the calling thread.
+  /// The same, returned as a matrix and computed by the calling thread.
   Matrix<T> queries(const FeatureMapView<T>& map, const MatrixView<T>& x, RowScale<T> scale,
                     Vector<T>* log_factor) const;
   Matrix<T> keys(const FeatureMapView<T>& map, const MatrixView<T>& x, RowScale<T> scale, T* log_factor) const;
@@ -60,15 +62,14 @@ class CentredCore {
   double largest_coordinates(double norm) const;
 
   Centring<T> m_constants;
-  Matrix<T> m_query_axes, m_key_axes;  // A^T and A^-1 (d,d), padded
+  Matrix<T> m_query_axes, m_key_axes;  // A^T and A^-1 (d,d), padded to whole packs of columns
 };
 
 /// The feature map F of centred and balanced queries and keys: phi(q) = e^(q.mu) F(A (q - nu)) and
-/// phi(k) = e^(nu.(k - mu)) F(A^-T (k - mu)). The identity above is exact, so this map is unbiased if
-/// F is.
+/// phi(k) = e^(nu.(k - mu)) F(A^-T (k - mu)). The identity of Centring is exact, so this map is unbiased if F is.
 ///
-/// The constants belong to the map. They do not depend on a call, so that no query of causal attention depends on later
-/// tokens. For gradients they are constants.
+/// nu, mu and A belong to the map. They do not depend on the tokens of a call, so that no query of causal attention
+/// depends on later tokens. The backward pass computes no gradients of them.
 template <FeatureMap F>
   requires(estimates_exp<F>() && detail::HasLogFactors<F, typename F::Scalar>)
 class Centred {
@@ -88,18 +89,20 @@ class Centred {
   const F& features() const { return m_features; }
   const Centring<T>& constants() const { return m_core.constants(); }
 
-  /// (n,d) -> (n,r) without the factor of each row: phi(scale_i x_i) = exp(log_factor_i) times the returned row.
-  /// O(n d (d + r)). Throws InvalidArgument unless x has input_dim columns.
+  /// (n,d) -> (n,r). Each row omits a factor of its own: phi(scale_i x_i) = exp(log_factor_i) times row i of the
+  /// result. O(n d (d + r)). Throws InvalidArgument unless x has input_dim columns.
   Matrix<T> queries(const MatrixView<T>& x, RowScale<T> scale = {}, Vector<T>* log_factor = nullptr) const {
     return m_core.queries(m_features, x, scale, log_factor);
   }
 
-  /// (n,d) -> (n,r), divided by the largest factor of a row: phi(scale_j x_j) = exp(log_factor) times the returned row.
+  /// (n,d) -> (n,r). All rows omit one factor, the largest of the rows' factors: phi(scale_j x_j) = exp(log_factor)
+  /// times row j of the result.
   Matrix<T> keys(const MatrixView<T>& x, RowScale<T> scale = {}, T* log_factor = nullptr) const {
     return m_core.keys(m_features, x, scale, log_factor);
   }
 
-  /// The same into the caller's phi (n,r), and log_factor (n) where it is not null, by a team.
+  /// The same into the caller's phi (n,r), by a team. Unless log_factor is null, queries sets n log-factors, and keys
+  /// the one of all rows.
   void queries(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team,
                T* log_factor = nullptr) const {
     m_core.features(m_features, Side::query, x, scale, phi, team, log_factor);
@@ -110,13 +113,14 @@ class Centred {
     if (log_factor) *log_factor = largest;
   }
 
-  /// The features of keys, each without its own factor, as `queries` returns those of queries.
+  /// Sets phi (n,r) to the features of keys. As with `queries`, each row omits a factor of its own, whose logarithm
+  /// goes to log_factor (n).
   void keys_by_row(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team, T* log_factor) const {
     m_core.features(m_features, Side::key, x, scale, phi, team, log_factor);
   }
 
-  /// dL/dx (n,d) of queries or of keys from x (n,d), phi (n,r) and dL/dphi (n,r). O(n d (d + r)). Throws
-  /// InvalidArgument for other shapes.
+  /// dL/dx (n,d) from x (n,d), phi (n,r) and dL/dphi (n,r): `backward` for queries, `backward_keys` for keys.
+  /// O(n d (d + r)). Throws InvalidArgument for other shapes.
   Matrix<T> backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi) const {
     return m_core.backward(m_features, x, phi, dphi);
   }
@@ -129,8 +133,9 @@ class Centred {
     m_core.backward(m_features, Side::key, x, phi, dphi, dx, team);
   }
 
-  /// A bound on the rounding error of the features of rows of at most that norm: the sum of F's bound, of the error
-  /// of the coordinates z, which changes exp(z_q.z_k) in proportion to |z|, and of that of the row's factor.
+  /// A bound on the rounding error of the features of rows of at most that norm. It is the sum of three parts: F's
+  /// bound, the error of the coordinates z, which changes exp(z_q.z_k) in proportion to |z|, and the error of the row's
+  /// factor.
   double relative_error(double norm) const { return m_core.relative_error(m_features, norm); }
 
  private:

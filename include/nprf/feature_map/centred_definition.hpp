@@ -51,7 +51,7 @@ typename CentredCore<T>::Coordinates CentredCore<T>::coordinates(Side side) cons
   return {mu, nu, A_inverse, m_key_axes, -nu.dot(mu)};
 }
 
-// calls emit(i0, rows, z, scratch) for tiles of coordinates z (rows,d)
+// calls emit(i0, rows, z, scratch) for each tile of `rows` rows from row i0 on, with their coordinates z (rows,d)
 template <Real T>
 template <class Emit>
 void CentredCore<T>::run_coordinates(const Coordinates& of, const MatrixView<T>& x, RowScale<T> scale, const Team& team,

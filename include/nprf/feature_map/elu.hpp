@@ -7,8 +7,8 @@ namespace nprf {
 
 class Team;
 
-/// phi(x) = elu(x) + 1, d features, O(n d): x + 1 for x > 0, otherwise exp(x). It defines a kernel of its own and does
-/// not estimate exp(x.y) (Katharopoulos et al. 2020).
+/// phi(x) = elu(x) + 1, which is x + 1 for x > 0 and exp(x) otherwise, entry by entry: d features, O(n d).
+/// phi(x).phi(y) is not an estimate of exp(x.y) but another kernel (Katharopoulos et al. 2020).
 template <OnlyReal T>
 class EluFeatures {
  public:
@@ -29,7 +29,7 @@ class EluFeatures {
   Matrix<T> queries(const MatrixView<T>& x) const;
   Matrix<T> keys(const MatrixView<T>& x) const;
 
-  /// The features of the rows scale_i x_i, into the caller's phi (n,d), by a team.
+  /// Writes the features of the rows scale_i x_i into the caller's phi (n,d), by a team.
   void queries(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team) const;
   void keys(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team) const;
 

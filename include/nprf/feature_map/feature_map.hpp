@@ -37,23 +37,27 @@ concept MatrixOf = std::convertible_to<M, Matrix<T>> && std::same_as<typename st
 ///
 ///     void queries(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team&, T* log_factor) const;
 ///
-/// also reports the factors that queries omits: phi(scale_i x_i) = exp(log_factor_i) times row i. Causal attention then
-/// calls it for the keys too, so that the features of a key do not depend on other keys.
+/// writes the features of the rows scale_i x_i to phi. It also writes their log-factors to log_factor (n): the
+/// log-factor of a row is the logarithm of the factor that its features omit, so that
+/// phi(scale_i x_i) = exp(log_factor_i) times row i of phi. Causal attention then calls this function for the keys too,
+/// so that the features of a key do not depend on other keys.
 ///
 ///     double relative_error(double norm) const;
 ///
-/// bounds the error of the features of rows of at most a given norm, relative to each feature, or to |phi| if features
-/// can be negative. Without it Report::error_bound treats the features as exact.
+/// returns a bound of the error of the features of any row x_i with |x_i| <= norm. The bound is relative to each
+/// feature, or to |phi(x_i)| if features can be negative. Without relative_error, Report::error_bound treats the
+/// features as exact.
 ///
-/// A map declares `static constexpr bool has_independent_rows = true;` if the bits of a row of that function, and of
-/// keys_by_row below, do not depend on the other rows of x. A Decoder then passes it the rows of several tokens at
-/// once.
+/// A map declares `static constexpr bool has_independent_rows = true;` if each row that queries with log_factor writes,
+/// and that keys_by_row below writes, has the same bits for any other rows of x. A Decoder then passes it the rows of
+/// several tokens at once.
 ///
 /// A map whose keys have other features than queries, as Centred (centred.hpp) has, also has
 ///     void keys_by_row(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team&, T* log_factor) const;
 ///     void backward_keys(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi,
 ///                        MatrixRef<T> dx, const Team&) const;
-/// which are for keys what queries with log_factor and backward are for queries.
+/// keys_by_row does for keys what queries with log_factor does for queries. backward_keys does for keys what backward
+/// does for queries.
 template <class F>
 concept FeatureMap = Real<typename F::Scalar> && requires(const F& f, const MatrixView<typename F::Scalar>& x) {
   { f.input_dim() } -> std::convertible_to<Index>;
@@ -63,8 +67,8 @@ concept FeatureMap = Real<typename F::Scalar> && requires(const F& f, const Matr
   { f.backward(x, x, x) } -> detail::MatrixOf<typename F::Scalar>;
 };
 
-/// True if phi(x).phi(y) estimates exp(x.y), so that Normalization::none() scales by d^(-1/4). A map whose features do
-/// not must declare `static constexpr bool estimates_exp = false;`.
+/// True if phi(x).phi(y) estimates exp(x.y), so that Normalization::none() multiplies queries and keys by d^(-1/4). A
+/// map that does not estimate exp(x.y) must declare `static constexpr bool estimates_exp = false;`.
 template <class F>
 constexpr bool estimates_exp() {
   if constexpr (requires { F::estimates_exp; })
@@ -83,15 +87,15 @@ constexpr bool is_positive() {
     return false;
 }
 
-/// True if attention may compute a row by exact softmax where all products of features underflow beside those of other
-/// rows. Such a map declares `static constexpr bool estimates_exp = true;`. Other maps' rows are then summed in double.
+/// True if attention may compute a row by exact softmax when all products of the row's features underflow. Such a map
+/// declares `static constexpr bool estimates_exp = true;`. For other maps such a row is summed in double instead.
 template <class F>
 constexpr bool falls_back_to_softmax() {
   return requires { F::estimates_exp; } && estimates_exp<F>();
 }
 
-/// True if the bits of a row of features with a log-factor do not depend on the other rows of the call. Such a map
-/// declares `static constexpr bool has_independent_rows = true;`.
+/// True if each row that queries with log_factor writes, and that keys_by_row writes (FeatureMap), has the same bits
+/// for any other rows of x. Such a map declares `static constexpr bool has_independent_rows = true;`.
 template <class F>
 constexpr bool has_independent_rows() {
   if constexpr (requires { F::has_independent_rows; })
@@ -101,7 +105,7 @@ constexpr bool has_independent_rows() {
 }
 
 /// True if phi(x).phi(y) is a truncated series of exp(x.y) with terms of both signs. Where the terms nearly cancel, the
-/// omitted ones matter: attention then computes the row by exact softmax. Such a map declares `static constexpr bool
+/// omitted terms matter: attention then computes the row by exact softmax. Such a map declares `static constexpr bool
 /// is_series = true;`.
 template <class F>
 constexpr bool is_series() {

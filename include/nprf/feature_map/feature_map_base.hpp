@@ -8,23 +8,24 @@ namespace nprf {
 class Team;
 
 /// The members that nprf's maps with log-factors share: queries, keys and backward, into a new matrix or into the
-/// caller's. F derives from it, befriends it and has, for arguments that are checked,
+/// caller's. F derives from this class, declares it a friend, and has the following members. Their arguments are
+/// already checked. Without set_keys, set_features computes the keys too.
 ///
-///     void set_features(x, scale, phi, team, log_factor) const;   // queries; log_factor (n) may be null
-///     void set_gradient(x, phi, dphi, dx, team) const;            // backward
-///     T set_keys(x, scale, phi, team) const;                      // keys, if not by set_features; their log-factor
+///     void set_features(x, scale, phi, team, log_factor) const;   // sets phi of queries; log_factor (n) may be null
+///     void set_gradient(x, phi, dphi, dx, team) const;            // sets dx
+///     T set_keys(x, scale, phi, team) const;                      // sets phi of keys; returns their common log-factor
 template <class F, Real T>
 class FeatureMapBase {
  public:
-  /// (n,d) -> (n,r) without a factor of each row: phi(scale_i x_i) = exp(log_factor_i) times the returned row. Throws
-  /// InvalidArgument unless x has input_dim columns, and scale a factor for each row or none.
+  /// (n,d) -> (n,r). Each row omits a factor of its own: phi(scale_i x_i) = exp(log_factor_i) times row i of the
+  /// result. Throws InvalidArgument unless x has input_dim columns, and scale a factor for each row or none.
   Matrix<T> queries(const MatrixView<T>& x, RowScale<T> scale = {}, Vector<T>* log_factor = nullptr) const;
   /// The same into the caller's phi (n,r), and log_factor (n) where it is not null, by a team.
   void queries(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team,
                T* log_factor = nullptr) const;
 
-  /// (n,d) -> (n,r) without a factor of the call, the largest of a row: phi(scale_j x_j) = exp(log_factor) times the
-  /// returned row. Throws as queries does.
+  /// (n,d) -> (n,r). All rows omit one factor, the largest of those that `queries` would omit from these rows:
+  /// phi(scale_j x_j) = exp(log_factor) times row j of the result. Throws as queries does.
   Matrix<T> keys(const MatrixView<T>& x, RowScale<T> scale = {}, T* log_factor = nullptr) const;
   /// The same into the caller's phi (n,r), by a team.
   void keys(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team,

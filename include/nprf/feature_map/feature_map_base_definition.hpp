@@ -12,8 +12,8 @@
 
 namespace nprf {
 
-/// Row j of phi (n,r) becomes exp(log_factors_j - g) times itself, where g is the largest finite of the log-factors
-/// (n). Returns g; 0 if none is finite. O(n r).
+/// Multiplies row j of phi (n,r) by exp(log_factors_j - g), where g is the largest finite log-factor, or 0 if none is
+/// finite. Returns g. O(n r).
 template <Real T>
 T scale_to_largest(const VectorMap<T>& log_factors, MatrixRef<T> phi, const Team& team) {
   T largest = -std::numeric_limits<T>::infinity();
@@ -52,7 +52,8 @@ void check_gradient(Index d, Index r, const MatrixView<T>& x, const MatrixView<T
   check_shape("dx", x.rows(), d, dx.rows(), dx.cols());
 }
 
-// the rows that set(log_factors) writes to phi, each times its factor over the largest; returns the largest's log
+// calls set(log_factors), which writes the rows of phi and their log-factors (n), and then scale_to_largest(), whose
+// result it returns
 template <Real T, class Set>
 T scaled_to_largest(MatrixRef<T> phi, const Team& team, Set&& set) {
   const Workspace::Scope scope(team.workspace());

@@ -64,30 +64,30 @@ class FeatureMapView {
     return m_functions->relative_error ? m_functions->relative_error(m_map, norm) : 0;
   }
 
-  /// phi (n,r) of the rows scale_i x_i, x (n,d); an empty scale means that all factors are 1. Throws InvalidArgument if
-  /// the map throws it or returns another shape.
+  /// Sets phi (n,r) to the features of the rows scale_i x_i of x (n,d). An empty scale means that all factors are 1.
+  /// Throws InvalidArgument if the map throws it or returns another shape.
   void queries(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team) const;
   void keys(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team) const;
 
-  /// Whether the map can report the factor that it omits from each row.
+  /// Whether the map has log-factors: the logarithms of the factors that the features of rows omit (feature_map.hpp).
   bool has_log_factors() const { return m_functions->with_log_factors != nullptr; }
-  /// Writes phi (n,r) and log_factor (n), where phi(scale_i x_i) = exp(log_factor_i) times row i of phi, for queries.
-  /// No row depends on another. Requires has_log_factors().
+  /// Writes the features phi (n,r) of queries, and their log-factors to log_factor (n):
+  /// phi(scale_i x_i) = exp(log_factor_i) times row i of phi. No row depends on another. Requires has_log_factors().
   void with_log_factors(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, T* log_factor,
                         const Team& team) const;
   /// The same for keys.
   void keys_with_log_factors(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, T* log_factor,
                              const Team& team) const;
 
-  /// Whether the bits of these rows do not depend on the other rows of the call.
+  /// Whether the bits of a row that these two functions write do not depend on the other rows of x.
   bool has_independent_rows() const { return has_log_factors() && m_functions->has_independent_rows; }
-  /// Whether queries and keys have the same features, by with_log_factors().
+  /// Whether with_log_factors() and keys_with_log_factors() compute the same features.
   bool has_equal_sides() const {
     return has_log_factors() && m_functions->with_log_factors == m_functions->keys_with_log_factors;
   }
 
-  /// dx (n,d) of queries from the scaled rows x (n,d), phi (n,r) and dphi (n,r). Throws InvalidArgument as queries
-  /// does.
+  /// Sets dx (n,d) for queries, from the scaled rows x (n,d), phi (n,r) and dphi (n,r). Throws InvalidArgument as
+  /// queries does.
   void backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi, MatrixRef<T> dx,
                 const Team& team) const;
   /// The same for keys.
@@ -95,7 +95,8 @@ class FeatureMapView {
                      const Team& team) const;
 
  private:
-  // functions of a map: into the caller's storage by a team, null if the map has none, and those that return matrices
+  // the types of a map's functions. Those that write into the caller's storage by a team are null if the map does not
+  // have them. The plain ones return matrices
   using Features = void(const void*, const MatrixView<T>&, RowScale<T>, MatrixRef<T>, const Team&);
   using Backward = void(const void*, const MatrixView<T>&, const MatrixView<T>&, const MatrixView<T>&, MatrixRef<T>,
                         const Team&);

@@ -30,7 +30,7 @@ void set_checked(MatrixRef<T>& x, const Matrix<T>& returned) {
   x = returned;
 }
 
-// by the function that writes into phi, or else by the one that returns a matrix
+// sets phi by `function`, which writes into phi, or if it is null by `plain`, which returns a matrix
 template <Real T, class Function, class Plain>
 void set_features(Function* function, Plain* plain, const void* map, const MatrixView<T>& x, RowScale<T> scale,
                   MatrixRef<T>& phi, const Team& team) {

@@ -7,11 +7,12 @@
 
 namespace nprf {
 
-/// phi(x) = exp(-|x|^2/2) / sqrt(r) [exp(s w_1.x) ... exp(s w_m.x)], r = signs m. s is +1 if signs is 1, and +1 and -1
-/// if signs is 2. With a tilt (tilt.hpp) rows are w' and exponents s w'.x + o.
+/// phi(x) = exp(-|x|^2/2) / sqrt(r) [exp(s w_1.x) ... exp(s w_m.x)] with the rows w_1..w_m of the projection, and r =
+/// signs * m. If signs is 1, s is +1. If signs is 2, the m features with s = +1 are followed by m features with s = -1.
+/// With a tilt (tilt.hpp) the rows are w'_f and the exponents s w'_f.x + o_f.
 ///
 /// E[phi(x).phi(y)] = exp(x.y), and every feature is positive (Choromanski et al. 2021). Queries are scaled so that the
-/// largest feature of each row is 1, keys so that the largest of the call is 1. O(n d m).
+/// largest feature of each row is 1, keys so that the largest feature of all rows of the call is 1. O(n d m).
 template <Real T, Index signs>
 class ExponentialFeatures : public RandomFeatures<T>, public FeatureMapBase<ExponentialFeatures<T, signs>, T> {
  public:

@@ -36,7 +36,7 @@ void ExponentialFeatures<T, signs>::for_each_pack(Use&& use) const {
     for (Index f = 0; f < m; f += Pack<T>::size) use(f, Pack<T>::load(offsets.data() + f));
 }
 
-// the largest entry of [z + o] or [z + o, -z + o], ignoring NaN
+// the largest entry of [z + o], or of [z + o, -z + o] if signs is 2, with the offsets o; ignores NaN
 template <Real T, Index signs>
 T ExponentialFeatures<T, signs>::largest_exponent(const T* z) const {
   auto largest = Pack<T>::all(-std::numeric_limits<T>::infinity());
@@ -48,7 +48,7 @@ T ExponentialFeatures<T, signs>::largest_exponent(const T* z) const {
   return largest.largest();
 }
 
-// phi = f([z + o]) or f([z + o, -z + o])
+// phi = f([z + o]), or f([z + o, -z + o]) if signs is 2, with the offsets o
 template <Real T, Index signs>
 template <class F>
 void ExponentialFeatures<T, signs>::map_exponents(const T* z, T* phi, F&& f) const {
@@ -107,7 +107,7 @@ T ExponentialFeatures<T, signs>::set_keys(const MatrixView<T>& x, RowScale<T> sc
   return largest - log_sqrt_r();
 }
 
-// phi_s = exp(s w.x - |x|^2/2): dphi_s/dx = phi_s (s w - x), so
+// phi_s = exp(s w.x - |x|^2/2): dphi_s/dx = phi_s (s w - x), so with g = dphi and the entrywise product o
 // dx = sum_s s W^T (g_s o phi_s) - (g.phi) x
 template <Real T, Index signs>
 void ExponentialFeatures<T, signs>::set_gradient(const MatrixView<T>& x, const MatrixView<T>& phi,

@@ -13,15 +13,15 @@ namespace nprf {
 /// gaussian:   independent N(0, I_d).
 /// orthogonal: blocks of d mutually orthogonal rows, each uniform in direction and with the norm of a Gaussian vector;
 ///             marginally N(0, I_d), so unbiased, with less variance (Choromanski et al. 2021).
-/// sphere:     independent and uniform on the sphere of radius sqrt(d); biased: E[exp(w.z)] = 0F1(; d/2; d|z|^2/4),
-///             where Gaussian rows have exp(|z|^2/2).
+/// sphere:     independent and uniform on the sphere of radius sqrt(d); biased: for a vector z, E[exp(w.z)] is
+///             0F1(; d/2; d|z|^2/4), where Gaussian rows have exp(|z|^2/2).
 /// simplex:    blocks of d rows that point to the corners of a randomly rotated regular simplex, so that the cosine of
-///             two rows is -1/(rows of the block - 1); marginally N(0, I_d), so unbiased, and of positive features the
-///             unbiased one with the least variance (Reid et al. 2023).
+///             two rows is -1/(rows of the block - 1); marginally N(0, I_d), so unbiased. With positive features it has
+///             the least variance of the unbiased ones (Reid et al. 2023).
 /// sphere_simplex:
-///             the corners of such a simplex of radius sqrt(d). Each row has the distribution of those of sphere, and
-///             their bias; the rows of a block of two or more sum to 0. In bench/accuracy.md it is the most accurate
-///             one for positive features of queries and keys of norm 1.
+///             the corners of such a simplex of radius sqrt(d). Each row has the distribution of a row of `sphere`, so
+///             that the bias is the same; the rows of a block of two or more sum to 0. In bench/accuracy.md it is the
+///             most accurate one for positive features of queries and keys of norm 1.
 enum class Projection { gaussian, orthogonal, sphere, simplex, sphere_simplex };
 
 /// Options of a map with random vectors.
@@ -29,11 +29,12 @@ struct FeatureOptions {
   Index input_dim;     // d, the channels of queries and keys
   Index num_features;  // m, the random vectors: a positive map has m features, a hyperbolic or trigonometric one 2m
   Projection projection = Projection::orthogonal;
-  std::uint64_t seed = 0;  // of Philox: the same integers on every machine
+  std::uint64_t seed = 0;  // of Philox, which draws the same integers on every machine
   Tilt tilt = {};          // of positive and hyperbolic features
 };
 
-/// Rows W (m,d) and offsets o (m): with a tilt, exponents of features are W x + o. Without one there are no offsets.
+/// Rows W (m,d) and offsets o (m): with a tilt, the exponents of features are W x + o. Without a tilt there are no
+/// offsets.
 template <Real T>
 struct DrawnProjection {
   Matrix<T> rows;
@@ -41,7 +42,7 @@ struct DrawnProjection {
 };
 
 /// Draws the rows in double, tilts them, and rounds the result to T. Throws InvalidArgument as draw_untilted_rows does,
-/// and for a tilt of another size, or with an a_l that is not below 1/4.
+/// and for a tilt whose axes are not d x d, or with an a_l that is not below 1/4.
 template <Real T>
 DrawnProjection<T> draw_tilted_projection(const FeatureOptions& options);
 

@@ -11,8 +11,8 @@ namespace nprf {
 /// The constants of a quadratic feature map of coordinates z (d).
 template <Real T>
 struct QuadraticTerms {
-  Index first = 0;        // first-order features, of the coordinates 0..first-1
-  Index second = 0;       // coordinates with second-order features, at most `first`
+  Index first = 0;        // the number of first-order features: coordinates 0..first-1 have one each
+  Index second = 0;       // coordinates 0..second-1 have second-order features; at most `first`
   Vector<T> mean_square;  // (second)  subtracted from z_l^2
   Vector<T> curvature;    // (d), or empty for zeros: the row's factor is exp(log_scale + sum_l curvature_l z_l^2 / 2)
   T log_scale = 0;
@@ -20,12 +20,13 @@ struct QuadraticTerms {
   Index output_dim() const { return 1 + first + second * (second + 1) / 2; }
 };
 
-/// The features of one row of coordinates z, up to a factor of the row,
+/// Computes the features phi(z) of one row of coordinates z (d),
 ///
 ///     phi(z) = exp(g(z)) [1,  z_l,  (z_l^2 - mean_square_l) / sqrt(2),  z_l z_l' for l < l']
 ///     g(z) = log_scale + sum_l curvature_l z_l^2 / 2
 ///
-/// and their gradient. Second-order features are ordered by l, then by l' >= l. O(d + r) a row.
+/// without the factor exp(g(z)), and their gradient. Second-order features, of pairs l <= l' < second, are ordered by
+/// l, then by l'. O(d + r) a row.
 template <Real T>
 class QuadraticRow {
  public:
@@ -44,7 +45,8 @@ class QuadraticRow {
     return log_factor(z, d);
   }
 
-  /// Sets dz (d) for z (d), dphi (r), the gradient of the features without exp(g), and dg, that of g(z).
+  /// Sets dz (d) for the coordinates z (d). dphi (r) is the gradient of the features without exp(g), and dg the
+  /// gradient of g(z).
   void backward(const T* z, Index d, const T* dphi, T dg, T* dz) const {
     const Index first = m_terms.first, s = m_terms.second;
     for (Index l = 0; l < d; ++l) {

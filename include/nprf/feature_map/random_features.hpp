@@ -34,7 +34,7 @@ class RandomFeatures {
   Index input_dim() const { return m_w.cols(); }
   Index num_features() const { return m_w.rows(); }
   const Matrix<T>& projection() const { return m_w; }
-  /// The offsets of a tilt (m): exponents of features are projection() x plus these. Empty without one.
+  /// The offsets (m) of a tilt: the exponents of features are projection() x + offsets(). Empty without a tilt.
   Eigen::Map<const Vector<T>> offsets() const {
     return {m_offsets.data(), m_offsets.size() > 0 ? num_features() : Index{0}};
   }
@@ -48,9 +48,9 @@ class RandomFeatures {
   const FeatureOptions& options() const;
 
  protected:
-  // Calls emit(i0, z, h) for each tile of rows x_i, which are multiplied by their scale:
+  // Calls emit(i0, z, h) for each tile of rows of x, from row i0 on. x_i is row i of the tile, multiplied by its scale:
   //     z = x W^T (rows,m)    h_i = |x_i|^2 / 2
-  // The rows of z are padded to whole packs; the padding repeats the last feature.
+  // The rows of z are padded to whole packs; the padding repeats the last projection.
   template <class Emit>
   void project(const MatrixView<T>& x, RowScale<T> scale, const Team& team, Emit&& emit) const;
 
@@ -60,8 +60,8 @@ class RandomFeatures {
   explicit RandomFeatures(DrawnProjection<T> drawn);
 
   Matrix<T> m_w;        // (m,d)
-  Matrix<T> m_wt;       // W^T (d,m), padded
-  Vector<T> m_offsets;  // padded as its columns; empty without a tilt
+  Matrix<T> m_wt;       // W^T (d,m), padded to whole packs of columns
+  Vector<T> m_offsets;  // (m), padded like the columns of m_wt; empty without a tilt
   double m_longest = 0;
   std::optional<FeatureOptions> m_options;
 };

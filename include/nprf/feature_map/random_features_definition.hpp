@@ -26,7 +26,7 @@ double longest_row(const Matrix<T>& w) {
   return static_cast<double>(w.rowwise().norm().maxCoeff());
 }
 
-// padded as the columns of W^T
+// the offsets, padded like the columns of W^T: the last one is repeated
 template <Real T>
 Vector<T> in_packs(const Vector<T>& offsets, Index columns) {
   Vector<T> all(offsets.size() > 0 ? columns : 0);

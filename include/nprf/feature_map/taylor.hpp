@@ -9,23 +9,23 @@ namespace nprf {
 
 class Team;
 
-/// The feature map of QuadraticRow: constants, first-order and second-order features of the coordinates of x. It is
-/// deterministic, and its features have both signs. O(n (d + r)).
+/// The feature map of QuadraticRow: one constant feature, and first-order and second-order features of the coordinates
+/// of x. It is deterministic, and its features have both signs. O(n (d + r)).
 template <OnlyReal T>
 class QuadraticFeatures : public FeatureMapBase<QuadraticFeatures<T>, T> {
  public:
   using Scalar = T;
   static constexpr bool is_positive = false, estimates_exp = true, is_series = true, has_independent_rows = true;
 
-  /// Throws InvalidArgument if the sizes of the terms do not fit together.
+  /// Throws InvalidArgument if the sizes of the terms do not fit together, or if a constant is not finite.
   QuadraticFeatures(Index input_dim, QuadraticTerms<T> terms);
 
   Index input_dim() const { return m_d; }
   Index output_dim() const { return m_terms.output_dim(); }
   const QuadraticTerms<T>& terms() const { return m_terms; }
 
-  /// A bound on the rounding error of the features of rows of at most that norm, relative to |phi|: scaling x, a
-  /// product, a difference, and the factor of a row.
+  /// A bound on the rounding error of the features of rows of at most that norm, relative to |phi|. It covers the
+  /// scaling of x, a product, a difference, and the factor of a row.
   double relative_error(double norm) const;
 
  private:
@@ -44,13 +44,14 @@ struct TaylorOptions {
   Index directions = 0;  // coordinates 0..directions-1 have second-order features too
 };
 
-/// The Taylor series of exp(x.y) to first order, and to second order in some coordinates: 1 + d + s (s + 1) / 2
-/// features.
+/// The Taylor series of exp(x.y) to first order, and to second order in the first s = TaylorOptions::directions
+/// coordinates: 1 + d + s (s + 1) / 2 features.
 ///
 ///     phi(x).phi(y) = 1 + x.y + (x_1 y_1 + ... + x_s y_s)^2 / 2
 ///
-/// The truncation error is at most |x.y|^2 / 2 exp(|x.y|), and to complete second order (s = d) |x.y|^3 / 6 exp(|x.y|).
-/// Where |x.y| <= 1, as for rows of norm 1, phi(x).phi(y) >= 0 for every s. Else a product can be negative.
+/// The truncation error is at most |x.y|^2 / 2 exp(|x.y|), and if the second order is complete (s = d), it is at most
+/// |x.y|^3 / 6 exp(|x.y|). Where |x.y| <= 1, as for rows of norm 1, phi(x).phi(y) >= 0 for every s. For larger |x.y|,
+/// phi(x).phi(y) can be negative.
 template <OnlyReal T>
 class TaylorFeatures : public QuadraticFeatures<T> {
  public:

@@ -59,7 +59,8 @@ void QuadraticFeatures<T>::set_features(const MatrixView<T>& x, RowScale<T> scal
   });
 }
 
-// a row of phi is a constant times e^g(x) times the features of x, and its first entry is that factor
+// row i of phi is c exp(g(x_i)) times the features of x_i without exp(g), where c is a constant. Its first entry is
+// c exp(g(x_i)), since the first feature is 1
 template <OnlyReal T>
 void QuadraticFeatures<T>::set_gradient(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi,
                                         MatrixRef<T> dx, const Team& team) const {

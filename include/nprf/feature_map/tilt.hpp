@@ -7,8 +7,8 @@
 
 namespace nprf {
 
-/// Constants Q (d,d), orthogonal, and a (d) that change positive features without a change of their mean (dense
-/// exponential random features, Likhosherstov et al. 2023):
+/// Constants Q (d,d), orthogonal, and a (d) that change the rows w_f of positive features, but not E[phi(x).phi(y)]
+/// (dense exponential random features, Likhosherstov et al. 2023). w_fl is entry l of w_f:
 ///
 ///     phi(x) = exp(-|x|^2/2) / sqrt(m) [exp(w'_1.x + o_1) ...]
 ///     w'_f = Q diag(sqrt(1 - 4 a)) w_f     o_f = sum_l (a_l w_fl^2 + log(1 - 4 a_l) / 4)
@@ -22,15 +22,16 @@ struct Tilt {
   Vector<double> a;
 };
 
-/// The a_l for which the second moment of the estimate is least: the mean of its logarithm over pairs, for the mean
-/// square s >= 0 of u_l (Likhosherstov et al. 2023). t = 1 - 8 a_l is the positive root of t^2 - (1 + 2 s) t - 2 s.
+/// Returns the a_l that minimises the mean, over pairs x and y, of the logarithm of the second moment of phi(x).phi(y).
+/// s >= 0 is the mean of u_l^2 over these pairs (Likhosherstov et al. 2023). t = 1 - 8 a_l is the positive root of
+/// t^2 - (1 + 2 s) t - 2 s.
 inline double best_tilt(double mean_square) {
   const double s = mean_square;
   return (1 - 2 * s - std::sqrt((2 * s + 1) * (2 * s + 1) + 8 * s)) / 16;
 }
 
-/// The best one with equal a_l (optimal positive random features), for pairs x, y of d scalars with the mean
-/// `mean_square` of |x + y|^2. Throws InvalidArgument unless d is at least 1 and mean_square positive and finite.
+/// Returns the best tilt with equal a_l (optimal positive random features) for pairs x, y of d scalars, where |x + y|^2
+/// has the mean `mean_square`. Throws InvalidArgument unless d is at least 1 and mean_square positive and finite.
 template <Real T = double>
 Tilt oprf_tilt(Index d, double mean_square);
 

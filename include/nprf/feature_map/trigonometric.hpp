@@ -10,14 +10,15 @@ namespace nprf {
 /// TRF: phi(x) = exp(|x|^2/2) / sqrt(m) [sin(w.x)..., cos(w.x)...], 2m features.
 ///
 /// E[phi(x).phi(y)] = K = exp(x.y) (Peng et al. 2021). Features have both signs, so a denominator can be negative. The
-/// variance of phi(x).phi(y) is K^2 exp(|x|^2 + |y|^2 - 2 x.y) (1 - exp(-|x-y|^2))^2 / 2m for independent Gaussian
-/// rows. The omitted factors are those exp(|x|^2/2) of each query and of the longest key. O(n d m).
+/// variance of phi(x).phi(y) is K^2 exp(|x|^2 + |y|^2 - 2 x.y) (1 - exp(-|x-y|^2))^2 / (2m) for independent Gaussian
+/// rows. The factor exp(|x|^2/2) / sqrt(m) is omitted: from each query its own factor, from all keys that of the
+/// longest key. O(n d m).
 template <OnlyReal T>
 class TrigonometricFeatures : public RandomFeatures<T>, public FeatureMapBase<TrigonometricFeatures<T>, T> {
  public:
   static constexpr bool is_positive = false, estimates_exp = true;
 
-  /// As those of RandomFeatures. Throws InvalidArgument for a tilt, too.
+  /// Like the constructors of RandomFeatures. Also throws InvalidArgument for a tilt.
   explicit TrigonometricFeatures(const FeatureOptions& options);
   template <class Rows>
   explicit TrigonometricFeatures(const Eigen::MatrixBase<Rows>& rows) : RandomFeatures<T>(rows) {}

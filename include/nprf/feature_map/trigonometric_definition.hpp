@@ -58,7 +58,7 @@ void TrigonometricFeatures<T>::set_features(const MatrixView<T>& x, RowScale<T> 
   });
 }
 
-// factors are compared without the constant, which would round them
+// the log-factors are compared without the constant log_sqrt_m(): adding it would round them
 template <OnlyReal T>
 T TrigonometricFeatures<T>::set_keys(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi,
                                      const Team& team) const {
@@ -71,8 +71,9 @@ T TrigonometricFeatures<T>::set_keys(const MatrixView<T>& x, RowScale<T> scale, 
   return detail::scaled_to_largest<T>(phi, team, set) - log_sqrt_m();
 }
 
-// phi = a [sin, cos] with a ~ exp(|x|^2/2): dphi_sin/dx = phi_cos w + phi_sin x, dphi_cos/dx = -phi_sin w + phi_cos
-// x, so dx = W^T (g_sin o phi_cos - g_cos o phi_sin) + (g.phi) x
+// phi = a [sin, cos] with a ~ exp(|x|^2/2): dphi_sin/dx = phi_cos w + phi_sin x, dphi_cos/dx = -phi_sin w + phi_cos x,
+// so with g = dphi and the entrywise product o
+// dx = W^T (g_sin o phi_cos - g_cos o phi_sin) + (g.phi) x
 template <OnlyReal T>
 void TrigonometricFeatures<T>::set_gradient(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi,
                                             MatrixRef<T> dx, const Team& team) const {

@@ -67,7 +67,7 @@ struct Fftw<double> {
   static void forget_wisdom() { fftw_forget_wisdom(); }
 };
 
-// Removes FFTW's wisdom during its lifetime and restores it afterwards. Wisdom that other code has measured would
+// While an object exists, FFTW has no wisdom; the destructor restores it. Wisdom that other code has measured would
 // change nprf's plans, and so the bits of its results. planner_mutex() must be held. Throws std::bad_alloc.
 template <Real T>
 class NoWisdom {
@@ -100,8 +100,8 @@ class NoWisdom {
 
 }  // namespace detail
 
-/// The transforms of real signals of one length, and back, unscaled and out of place, for arrays in Buffers. A spectrum
-/// is its first length / 2 + 1 bins: the others are their conjugates.
+/// The transforms of real signals of one length, and the inverse transforms, unscaled and out of place, for arrays in
+/// Buffers. A spectrum has only its first length / 2 + 1 bins; the other bins are conjugates of these.
 ///
 /// Plans are made with FFTW_ESTIMATE and without wisdom: measurements, by nprf or by other code in the process, would
 /// change the bits of the result from run to run. The wisdom of other code is preserved. A plan is immutable, and

@@ -47,7 +47,7 @@ struct LanesOf {
 template <Real T>
 inline constexpr Index lane_count = detail::register_bytes / static_cast<Index>(sizeof(T));
 
-/// The number of vector registers, the size of each, and whether they have fused multiply-adds.
+/// The number of vector registers, the bytes of each, and whether the instruction set has fused multiply-adds.
 using detail::vector_registers, detail::register_bytes, detail::has_fused_multiply_add;
 
 /// One real number of each of lane_count signals, as a built-in vector type of the compiler. Eigen's fixed-size arrays
@@ -93,7 +93,7 @@ NPRF_ALWAYS_INLINE Lanes<T> shuffle_lanes(const Lanes<T>& a, const Lanes<T>& b, 
 #endif
 }
 
-// for each block: the even (odd = 0) or odd (odd = 1) lanes of that block of a, followed by those of b
+// for each block: the even (odd = 0) or odd (odd = 1) lanes of that block of a, then the same lanes of that block of b
 template <Real T, int odd, std::size_t... k>
 NPRF_ALWAYS_INLINE Lanes<T> every_other_lane(const Lanes<T>& a, const Lanes<T>& b, std::index_sequence<k...> lanes) {
   constexpr int W = lane_count<T>, E = block_lanes<T>;
@@ -101,7 +101,7 @@ NPRF_ALWAYS_INLINE Lanes<T> every_other_lane(const Lanes<T>& a, const Lanes<T>& 
   return shuffle_lanes<T>(a, b, from, lanes);
 }
 
-// the even or odd blocks of a, followed by those of b
+// the even (odd = 0) or odd (odd = 1) blocks of a, then the same blocks of b
 template <Real T, int odd, std::size_t... k>
 NPRF_ALWAYS_INLINE Lanes<T> every_other_block(const Lanes<T>& a, const Lanes<T>& b, std::index_sequence<k...> lanes) {
   constexpr int E = block_lanes<T>;
@@ -199,7 +199,8 @@ constexpr Turn operator*(Index k, const Turn& turn) { return {k * turn.part, tur
 
 /// e^(2 pi i part / whole). It is rounded once if long double is wider than double; otherwise its error is about one
 /// rounding. The angle is reduced in integers to at most an eighth of a turn from a multiple of a quarter turn, so that
-/// the rounding of pi does not affect the reduction. The error of a row is proportional to the error of the roots.
+/// the rounding of pi does not affect the reduction. The error of a row of a product is proportional to the error of
+/// the roots.
 struct UnitRoot {
   double re, im;
 
@@ -219,9 +220,9 @@ struct UnitRoot {
   }
 };
 
-/// The twiddle factor w = e^(2 pi i part / whole). A butterfly with it needs four multiplications, two of them fused
+/// The twiddle factor w = e^(2 pi i part / whole). A butterfly with w needs four multiplications, two of them fused
 /// with an addition, and four additions. A processor that multiplies and adds in separate units needs the time of four
-/// operations. The form with six fused multiply-adds (Linzer and Feig 1993) needs the time of six.
+/// operations for it. The form with six fused multiply-adds (Linzer and Feig 1993) needs the time of six.
 template <Real T>
 struct Rotation {
   T re, im;

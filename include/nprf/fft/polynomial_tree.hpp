@@ -24,8 +24,8 @@ namespace nprf::fft {
 ///
 /// Such a polynomial x is determined by its residue modulo z^L - i, whose coefficients are x_j + i x_(j+L), j < L. This
 /// is the right-angle convolution of Crandall and Fagin (1994). A signal of at most L real numbers is its own residue.
-/// A signal of 2L numbers gives the real and the imaginary parts of L complex numbers. So no two signals share a
-/// transform.
+/// The residue of a signal of 2L numbers has the first L as real and the last L as imaginary parts. So each transform
+/// is of one signal only.
 ///
 /// A split turns a polynomial modulo z^n - e^(2 pi i a) into R residues modulo z^(n/R) - e^(2 pi i (a + k) / R), where
 /// k = 0..R-1. It is one pass over the data, with constants that depend on the block but not on the element. Repeated
@@ -33,7 +33,7 @@ namespace nprf::fft {
 /// The transform is depth-first: a block is split, its parts are transformed one after the other, and they are joined
 /// again, so that data that fits into a cache stays there. The last 8 points are split, multiplied and joined in
 /// registers. The inverse has the twiddle factors of a decimation in time, which are the same for all blocks of a size.
-/// It leaves one factor e^(-pi i j / 2L) to the caller.
+/// Its result for coefficient j still has the factor e^(pi i j / 2L), which the caller removes (twist()).
 ///
 /// Objects are immutable, so that threads can share them.
 template <Real T>
@@ -97,12 +97,12 @@ class PolynomialTree {
 
   Index length() const { return m_length; }
 
-  /// cos(pi j / 2L) at 2 j and sin(pi j / 2L) at 2 j + 1. If the inverse gives z_j, coefficient j of the product is
-  /// e^(-pi i j / 2L) z_j / L.
+  /// The table of cos(pi j / 2L) at index 2 j and sin(pi j / 2L) at 2 j + 1, j < L. If the inverse gives z_j,
+  /// coefficient j of the product is e^(-pi i j / 2L) z_j / L.
   const T* twist() const { return m_table.data() + m_twist; }
 
-  /// Writes the values of the residue with the coefficients load(j), j < L, at the roots of z^L = i into x (L), in the
-  /// order of the tree: that in which the splits leave them.
+  /// Writes the values of the residue with the coefficients load(j), j < L, at the roots of z^L = i into x (L). The
+  /// order of the values is that in which the splits leave them, the order of the tree.
   template <class Load>
   void values(Load&& load, Z* x) const {
     transform<true, false>(
@@ -110,15 +110,16 @@ class PolynomialTree {
         [](auto, Index, const Z&) {});
   }
 
-  /// The same for two signals, as in convolve(): calls at_leaf(k, z) for their values z[s][0..7] at 8 k .. 8 k + 7,
-  /// instead of writing them. x[s] (L) is scratch.
+  /// As values() above, for S signals: load(s, j) gives coefficient j of signal s. The values are not written but
+  /// passed to at_leaf(k, z), where z[s][0..7] are the values of signal s at 8 k .. 8 k + 7. s is as in convolve().
+  /// x[s] (L) is scratch.
   template <std::size_t S, class Load, class Leaf>
   void values(const std::array<Z*, S>& x, Load&& load, Leaf&& at_leaf) const {
     transform<true, false>(StaticSignals<S>{x}, load, at_leaf, [](auto, Index, const Z&) {});
   }
 
-  /// The inverse of values(): load(k, l), l < 8, is the value at index 8 k + l in the order of the tree. Calls
-  /// store(j, z) with z = L e^(pi i j / 2L) y_j for the coefficients y_j. x (L) is scratch.
+  /// The inverse of values(): load(k, l), l < 8, is the value at index 8 k + l in the order of the tree. Calls store(j,
+  /// z) with z = L e^(pi i j / 2L) y_j for the coefficients y_j of the residue. x (L) is scratch.
   template <class Load, class Store>
   void coefficients(Z* x, Load&& load, Store&& store) const {
     transform<false, true>(
@@ -130,16 +131,16 @@ class PolynomialTree {
   }
 
   /// values() and coefficients() in one pass, for S signals. load(s, j) gives the real coefficients of signal s.
-  /// at_leaf(k, z) may change z[s][0..7], the values 8 k .. 8 k + 7 of signal s. store(s, j, z) gets the same numbers
-  /// as in coefficients(): one number, or, if it accepts z[8], those of j .. j + 7, where j is a multiple of 8. s is an
-  /// std::integral_constant. x[s] (L) is scratch.
+  /// at_leaf(k, z) may change z[s][0..7], the values 8 k .. 8 k + 7 of signal s. store(s, j, z) gets for signal s the
+  /// number z that store(j, z) of coefficients() gets. If store accepts an array z[8], it gets the numbers of j .. j +
+  /// 7, where j is a multiple of 8. s is a std::integral_constant. x[s] (L) is scratch.
   template <std::size_t S, class Load, class Leaf, class Store>
   void convolve(const std::array<Z*, S>& x, Load&& load, Leaf&& at_leaf, Store&& store) const {
     transform<true, true>(StaticSignals<S>{x}, load, at_leaf, store);
   }
 
-  /// The same for `count` <= most signals. The scratch of signal s is at x + s stride, s is an Index, and at_leaf(k, z)
-  /// gets an array z[most][8].
+  /// convolve() for `count` <= most signals. The scratch of signal s is at x + s * stride, s is an Index, and
+  /// at_leaf(k, z) gets an array z[most][8].
   template <std::size_t most, class Load, class Leaf, class Store>
   void convolve(Z* x, Index stride, Index count, Load&& load, Leaf&& at_leaf, Store&& store) const {
     transform<true, true>(DynamicSignals<most>{x, stride, count}, load, at_leaf, store);
@@ -184,7 +185,7 @@ class PolynomialTree {
     if (twos == 1) use(2);
   }
 
-  // the signals of one call: a number known at compile time, or a number up to a limit
+  // the scratch of the signals of one call: their number is known at compile time, or is at most `most`
   template <std::size_t S>
   struct StaticSignals {
     static constexpr std::size_t most = S;
@@ -319,7 +320,7 @@ class PolynomialTree {
     });
   }
 
-  // join() that stores eight elements at a time
+  // like join(), but stores eight elements at a time
   template <class Store>
   void join_eights(const Level& level, const Z* x, Store&& store) const {
     with_radix(level.radix, [&](auto radix) {

@@ -30,10 +30,10 @@ constexpr int part_order(int radix, int k) {
   return radix == 4 ? four[k] : radix == 8 ? eight[k] : k;
 }
 
-/// The number of scalars that a step reads from its table.
+/// The number of scalars that a step of a radix reads from its table.
 constexpr Index constants(int radix) { return radix == 2 ? 2 : radix == 3 || radix == 4 ? 4 : 8; }
 
-/// The two kinds of steps. The angle of their twiddle factors in turns is a / R for a split, where the block is modulo
+/// The two kinds of steps. The angle of their twiddle factors in turns is a / R for the split of a polynomial modulo
 /// z^n - e^(2 pi i a), and -j / n for a join of element j.
 enum class Step { split = 1, join = -1 };
 
@@ -100,7 +100,7 @@ NPRF_ALWAYS_INLINE void twiddle(ComplexLanes<T> (&z)[radix], const T* table) {
 
 namespace detail {
 
-// the stages of a split into 2, 4 or 8 parts after the first one
+// the stages that follow the first one of a split into 2, 4 or 8 parts
 template <int radix, Real T>
 NPRF_ALWAYS_INLINE void split_halves(ComplexLanes<T> (&z)[radix], const T* table) {
   if constexpr (radix == 4) {

@@ -40,7 +40,7 @@ class LiftedRows {
     normalization.row_scale<T>(lifted, softmax_scale, scale, team);
   }
 
-  /// The rows, some of them lifted.
+  /// The rows of x, in which the rows of very small norm are lifted.
   MatrixView<T> rows() const { return m_rows; }
   /// The indices of the lifted rows, increasing.
   std::span<const Index> indices() const { return m_indices; }

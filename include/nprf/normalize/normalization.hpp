@@ -27,16 +27,16 @@ class Normalization {
   bool is_unit() const { return m_radius > 0; }
   double radius() const { return m_radius; }
 
-  /// The factor of each row of x (n,d). For none() it is d^(-1/4) if `softmax_scale`, otherwise 1. O(n d).
+  /// Returns the factor of each row of x (n,d). For none() it is d^(-1/4) if `softmax_scale`, otherwise 1. O(n d).
   template <Real T>
   Vector<T> row_scale(const MatrixView<T>& x, bool softmax_scale = true) const;
 
-  /// The same into the caller's storage (n), by a team.
+  /// Writes the factors that the function above returns to the caller's `scale` (n), by a team.
   template <Real T>
   void row_scale(const MatrixView<T>& x, bool softmax_scale, Eigen::Ref<Vector<T>> scale, const Team& team) const;
 
-  /// Replaces dL/dx' by dL/dx in dx (n,d), given x' = s x (n,d) and s (n). O(n d). Throws InvalidArgument for other
-  /// shapes.
+  /// On entry dx (n,d) is dL/dx', the gradient of the scaled rows x' = s x; on return it is dL/dx. `scaled` (n,d) is
+  /// x', and `scale` (n) has the factors s. O(n d). Throws InvalidArgument for other shapes.
   template <Real T>
   void backward(const MatrixView<T>& scaled, RowScale<T> scale, MatrixRef<T> dx) const;
 

@@ -53,8 +53,8 @@ void Normalization::backward(const MatrixView<T>& scaled, RowScale<T> scale, Mat
   }
 }
 
-// radius / |row|, without overflow or underflow in |row|^2. If the quotient overflows, the result is the largest number
-// of T; lifted_rows.hpp handles such rows
+// Returns radius / |row|, without overflow or underflow in |row|^2, and 0 for a row of zeros. If the quotient
+// overflows, the result is the largest number of T; lifted_rows.hpp handles such rows
 template <Real T>
 T Normalization::row_factor(const T* x, Index d, Workspace& scratch) const {
   const auto factor = [this](double norm) {
@@ -69,7 +69,7 @@ T Normalization::row_factor(const T* x, Index d, Workspace& scratch) const {
   const T square = sum.sum();
   if (square > safe_low && square < safe_high) return factor(std::sqrt(square));
 
-  // copied, because the last bits of Eigen's reductions depend on the alignment of the row
+  // the row is copied, because the last bits of Eigen's reductions depend on its alignment
   const Workspace::Scope scope(scratch);
   auto row = scratch.vector<T>(d);
   std::copy_n(x, d, row.data());

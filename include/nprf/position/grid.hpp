@@ -21,14 +21,16 @@ namespace nprf {
 /// every cell and extra key e, and extra(e, 2 + f) for extra query e and extra key f. The causal direction uses the
 /// order of the tokens: extra tokens first, then the cells row by row.
 ///
-/// Cell (r, c) has the slot r (2W-1) + c. The difference of two slots is then the index of their bias in the table, in
-/// row-major order and relative to its centre. So the table is a one-dimensional bias over differences of slots.
+/// Cell (r, c) has the slot r (2W-1) + c. The difference of the slots of two cells is then the index of their bias in
+/// the table b, in row-major order and counted from the centre of b. So b is a one-dimensional table over differences
+/// of slots.
 template <OnlyReal T>
 class GridPosition {
  public:
   using Scalar = T;
 
-  /// b (2H-1,2W-1), extra (E,E+2); -infinity means weight 0. Throws InvalidArgument for other shapes, NaN or +infinity.
+  /// b (2H-1,2W-1) and extra (E,E+2) are as in the comment of the class; -infinity means weight 0. Throws
+  /// InvalidArgument for other shapes, NaN or +infinity.
   GridPosition(Index height, Index width, const Matrix<T>& b, Matrix<T> extra = Matrix<T>(0, 2))
       : m_height(height), m_width(width), m_extra(std::move(extra)) {
     constexpr Index most = Index{1} << 30;
@@ -49,10 +51,10 @@ class GridPosition {
   /// E + H W, the required number of queries and of keys.
   Index tokens() const { return m_extra.rows() + m_height * m_width; }
 
-  /// The biases of the E extra tokens (E,E+2).
+  /// The biases of the E extra tokens (E,E+2), with the columns that the comment of the class lists.
   const Matrix<T>& extra() const { return m_extra; }
 
-  /// The slot of the cell r W + c.
+  /// The slot of a cell, given by its index r W + c.
   Index slot(Index cell) const { return cell / m_width * pitch() + cell % m_width; }
   /// The difference of the slots of a cell and of the one below it.
   Index pitch() const { return 2 * m_width - 1; }

@@ -22,10 +22,12 @@ template <class P>
 concept LearnedPosition = Position<P> && requires(const P& position, Index first, std::span<const double> db,
                                                   Matrix<double>& d) { position.gradient(first, db, d); };
 
-/// A position that assigns slots (core/slots.hpp) to tokens: GridPosition (grid.hpp). Its first tokens, the extra
-/// tokens, have no slots; extra() holds their biases. The other tokens are cells; slot(i) increases with the cell i,
-/// with gaps. bias(i, j) is the bias of query token i and key token j. For a near field (AttentionOptions) it also has
-/// pitch(), the difference of the slots of cells that are one row apart.
+/// A position that assigns slots (core/slots.hpp) to tokens: GridPosition (grid.hpp). Its first E tokens, the extra
+/// tokens, have no slots; extra() has the biases of their pairs (E,E+2): column 0 of row e is for query e and every
+/// cell, column 1 for every cell and key e, column 2 + f for query e and key f. The other tokens are the cells 0, 1,
+/// ...; slot(i) is the slot of cell i. Slots increase with the cell, with gaps. bias(i, j) is the bias of query token i
+/// and key token j. For a near field (AttentionOptions) a position also has pitch(), the difference of the slots of
+/// cells that are one row apart.
 template <class P>
 concept PlacedPosition = Position<P> && requires(const P& position, Index i) {
   { position.tokens() } -> std::convertible_to<Index>;
@@ -40,8 +42,8 @@ concept DirectedPosition = Position<P> && requires(const P& position) {
   { position.direction() } -> std::convertible_to<Direction>;
 };
 
-/// Throws InvalidArgument if `direction` is not one of the enumerators, if the position was built for the other one,
-/// or if its bias is not valid (check_bias).
+/// Throws InvalidArgument if `direction` is not one of the enumerators, if the position was built for the other
+/// direction, or if its bias is not valid (check_bias).
 template <Position P>
 void check_position(const P& position, Direction direction) {
   check_direction(direction);

@@ -15,7 +15,7 @@ namespace nprf {
 
 namespace detail {
 
-// the result of a function that returns X by reference or by value: refers to the former, stores the latter
+// the result of a function that returns X by reference or by value: a reference is kept as one, a value is stored
 template <class X>
 class ReferenceOrValue {
  public:
@@ -64,7 +64,8 @@ class PositionView {
 
   /// Whether the position assigns slots to tokens (PlacedPosition).
   bool is_placed() const { return m_functions->slot != nullptr; }
-  /// Throws InvalidArgument if a position that assigns slots has another number of tokens than n, or gets an offset.
+  /// Throws InvalidArgument if the position assigns slots and the number of its tokens is not n or the offset is not 0.
+  /// `name` is the argument's name in the message.
   void check_tokens(Index n, Index offset, const char* name) const {
     if (!is_placed()) return;
     require(n == tokens(), name, ": expected ", tokens(), " rows (the position's tokens), got ", n);
@@ -72,11 +73,11 @@ class PositionView {
   }
   /// The required number of queries and of keys. Requires is_placed().
   Index tokens() const { return m_functions->tokens(m_position); }
-  /// The slot of a cell, a token that is not an extra one.
+  /// The slot of a cell, a token that is not an extra one. Cells are counted from 0.
   Index slot(Index cell) const { return is_placed() ? m_functions->slot(m_position, cell) : cell; }
   /// The difference of the slots of cells that are one row of a grid apart; 0 if the position has no pitch().
   Index pitch() const { return m_functions->pitch != nullptr ? m_functions->pitch(m_position) : 0; }
-  /// The biases of the E extra tokens (E,E+2); 0 x 0 if the position is not placed.
+  /// The biases of the E extra tokens (E,E+2), with the columns that PlacedPosition lists; 0 x 0 if it is not placed.
   const Matrix<T>& extra() const { return *m_extra; }
 
   /// The gradient of the parameters (LearnedPosition). Throws InvalidArgument if the position has no gradient().

@@ -13,13 +13,13 @@
 
 namespace nprf {
 
-/// A learned bias for each lag -R..R. A lag beyond +-R uses the scalar of that end of the table (clipping).
+/// A learned bias for each lag -R..R. Lags below -R have the bias of lag -R, lags above R that of lag R (clipping).
 template <OnlyReal T>
 class RelativePosition {
  public:
   using Scalar = T;
 
-  /// b has 2R+1 scalars; b[R + lag] is the bias of a lag, and -infinity means weight 0. Throws InvalidArgument for an
+  /// b has 2R+1 scalars; b[R + lag] is the bias of a lag, where -infinity means weight 0. Throws InvalidArgument for an
   /// even length, NaN or +infinity.
   explicit RelativePosition(Vector<T> b) {
     require(b.size() % 2 == 1, "b: expected an odd number of scalars, 2n-1 for the lags -(n-1)..n-1, got ", b.size(),

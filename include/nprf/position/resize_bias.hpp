@@ -26,9 +26,9 @@ inline Taps cubic_taps(double t) {
   return {a * t * u * u, u * (1 + t - (a + 2) * t * t), t * (1 + u - (a + 2) * u * u), a * u * t * t};
 }
 
-/// x (n,p) -> (rows,p). Row i of the result is x interpolated at the row position (i + 1/2) n / rows - 1/2; beyond x
-/// its end rows repeat. The position is computed in integers, so that resizing to the same size returns the same
-/// numbers, and the centre row maps exactly to the centre row.
+/// Interpolates x (n,p) to (rows,p). Row i of the result is x at the row position (i + 1/2) n / rows - 1/2; before the
+/// first row and after the last row of x, that row repeats. The position is computed in integers, so that resizing to
+/// the same size returns the same numbers, and the centre row maps exactly to the centre row.
 inline Matrix<double> resize_rows(const Matrix<double>& x, Index rows, Taps taps(double)) {
   const Index n = x.rows();
   Matrix<double> y = Matrix<double>::Zero(rows, x.cols());
@@ -44,7 +44,8 @@ inline Matrix<double> resize_rows(const Matrix<double>& x, Index rows, Taps taps
 
 }  // namespace detail
 
-/// Resizes a table of 2R+1 scalars, lags -R..R, to another reach R': size = 2R'+1 scalars, by linear interpolation.
+/// Resizes a table of 2R+1 scalars for the lags -R..R to `size` = 2R'+1 scalars for the lags -R'..R', by linear
+/// interpolation.
 ///
 /// The numbers are those of torch.nn.functional.interpolate(mode="linear", align_corners=False), computed in double.
 /// Throws InvalidArgument unless b.size() and size are odd and all of b is finite. A window of -infinity cannot be

@@ -21,9 +21,9 @@ namespace nprf {
 /// buckets at logarithmic intervals. All larger distances share the last bucket.
 ///
 /// bidirectional: half of the buckets are for keys at or before the query, half for keys after it. causal: all buckets
-/// are for keys at or before the query, and lags > 0 count as 0. Source: Raffel et al. 2020. Their code computes in
-/// fp32, and so does this function: where the exact quotient of logarithms lies on the boundary of a bucket, the bucket
-/// depends on the last bit of their logarithms.
+/// are for keys at or before the query, and a lag > 0 has the bucket of lag 0. Source: Raffel et al. 2020. Their code
+/// computes in fp32, and so does this function: where the exact quotient of logarithms lies on the boundary of a
+/// bucket, the bucket depends on the last bit of the logarithms.
 ///
 /// Throws InvalidArgument unless there are at least 4 (bidirectional) or 2 (causal) buckets and max_distance exceeds
 /// the number of exact buckets.
@@ -42,7 +42,7 @@ inline Index t5_bucket(Index lag, Index num_buckets, Direction direction, Index 
   require(max_distance > exact, "max_distance: expected more than ", exact, " (the number of exact buckets), got ",
           max_distance);
   if (distance < exact) return bucket + distance;
-  // computed in double, then rounded to float: the last bit of the platform's float logarithm may be wrong
+  // log is computed in double and then rounded to float: the last bit of the platform's float logarithm may be wrong
   const auto log = [](double x) { return static_cast<float>(std::log(x)); };
   const float ratio = log(static_cast<float>(distance) / static_cast<float>(exact)) /
                       log(static_cast<double>(max_distance) / static_cast<double>(exact));
@@ -50,15 +50,16 @@ inline Index t5_bucket(Index lag, Index num_buckets, Direction direction, Index 
   return bucket + std::min(far, num_buckets - 1);
 }
 
-/// T5's relative position: one learned scalar for each bucket of lags. An attention of another direction
-/// than the position's throws InvalidArgument.
+/// T5's relative position: one learned scalar for each bucket of lags. It is built for one direction; an attention of
+/// the other direction throws InvalidArgument.
 template <OnlyReal T>
 class T5Position {
  public:
   using Scalar = T;
 
-  /// O(max_distance). Throws InvalidArgument unless the buckets are at least 4 and even (bidirectional) or at least 2
-  /// (causal), max_distance exceeds the number of exact buckets, and no weight is NaN or +infinity.
+  /// bucket_weights has one scalar for each bucket. Throws InvalidArgument if their number is less than 4 or odd
+  /// (bidirectional) or less than 2 (causal), if max_distance does not exceed the number of exact buckets or exceeds
+  /// 2^24, or if a weight is NaN or +infinity. O(max_distance).
   T5Position(Vector<T> bucket_weights, Direction direction, Index max_distance = 128)
       : m_weights(std::move(bucket_weights)), m_direction(direction), m_max_distance(max_distance) {
     check_direction(direction);
@@ -100,7 +101,7 @@ class T5Position {
   const LagBias<T>& bias() const { return m_bias; }
 
   /// Sets d (buckets,1) to the gradient of the bucket weights; db holds dL/db of the lags first, first + 1, ... The
-  /// gradient of each lag is added to its bucket.
+  /// gradient of each lag is added to that of its bucket.
   void gradient(Index first, std::span<const double> db, Matrix<double>& d) const {
     resize(d, num_buckets());
     d.setZero();
@@ -126,7 +127,7 @@ class T5Position {
   Direction m_direction;
   Index m_max_distance;
   LagBias<T> m_bias;
-  std::shared_ptr<const std::vector<Index>> m_buckets;  // of the lags of m_bias.table
+  std::shared_ptr<const std::vector<Index>> m_buckets;  // the buckets of the lags of m_bias.table
 };
 
 template <OnlyReal T>

@@ -10,7 +10,7 @@ namespace nprf::reference {
 
 namespace detail {
 
-/// Whether query i may attend to key j, in addition to direction and bias.
+/// Whether query i may attend to key j, if direction and bias also admit it.
 using Attends = FunctionRef<bool(Index i, Index j)>;
 
 /// reference::kernelized_attention, compiled once for all feature maps and positions.
@@ -25,9 +25,9 @@ Matrix<T> kernelized_attention(const FeatureMapView<T>& features, const Position
 /// the sinks of its options. The weights exp(b) of each row are relative to the largest of the row.
 ///
 /// q (n_q,d) k (n_k,d) v (n_k,d_v) -> y (n_q,d_v). O(n_q n_k (r + d_v)). Throws InvalidArgument if shapes do not match,
-/// and for another number of tokens than a grid's, or an offset beside one.
-/// attends(i, j) states whether query i may attend to key j, in addition to direction and bias: for masks, lengths and
-/// packing. A key that no query may attend to does not affect the common factor of the keys' features.
+/// and for a grid also if the number of tokens is not the grid's, or the offset is not 0.
+/// attends(i, j) states whether query i may attend to key j, if direction and bias also admit it: for masks, lengths
+/// and packing. A key that no query may attend to does not affect the common factor of the keys' features.
 template <class F, class P>
 Matrix<typename F::Scalar> kernelized_attention(const Attention<F, P>& attention,
                                                 const MatrixView<typename F::Scalar>& q,
@@ -39,7 +39,7 @@ Matrix<typename F::Scalar> kernelized_attention(const Attention<F, P>& attention
                                          offset, attends);
 }
 
-/// The same if only direction and bias mask keys.
+/// The same without `attends`: a query may attend to all keys that direction and bias admit.
 template <class F, class P>
 Matrix<typename F::Scalar> kernelized_attention(const Attention<F, P>& attention,
                                                 const MatrixView<typename F::Scalar>& q,

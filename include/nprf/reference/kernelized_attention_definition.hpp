@@ -39,8 +39,8 @@ class PairWeights {
     m_B(attended, Eigen::indexing::all) = head.key_features(k(attended, Eigen::indexing::all));
   }
 
-  /// The logarithm of the size of a weight, with exact pairs. `before` is the number of keys before j that are not
-  /// padding.
+  /// The logarithm of an exact pair's weight; of a far pair, the logarithm of its key's factor; 0 without exact pairs.
+  /// `before` is the number of keys before key j that are not padding.
   double log_scale(Index i, Index j, Index before) const {
     if (!has_exact_pairs()) return 0;
     return is_exact(i, j, before) ? static_cast<double>(dot(m_q, i, m_k, j)) - m_a[i] : m_b[j];
@@ -90,7 +90,7 @@ class PairWeights {
   Vector<T> m_a, m_b;  // logarithms of the factors of the rows of A and B, with exact pairs
 };
 
-/// The output (n_q,d_v), where bias(i, j) is b, or -infinity where the direction masks it.
+/// The output y (n_q,d_v). bias(i, j) is b, or -infinity if the direction masks the pair.
 template <Real T>
 Matrix<T> weighted_means(const PairWeights<T>& weights, FunctionRef<double(Index i, Index j)> bias, Attends attends,
                          const MatrixView<T>& v, Index n_q) {

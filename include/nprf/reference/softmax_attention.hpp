@@ -26,12 +26,12 @@ Matrix<T> softmax_attention(const MatrixView<T>& q, const MatrixView<T>& k, cons
 /// q and k (Normalization::none() divides the logits by sqrt(d)). Kernelized attention is measured against it.
 ///
 /// q (n_q,d) k (n_k,d) v (n_k,d_v) -> y (n_q,d_v). O(n_q n_k (d + d_v)), memory O((n_q + n_k)(d + d_v)). It uses tiles
-/// with a running maximum (Milakov and Gimelshein 2018) and all threads; the calling thread calls `poll`, unless null,
-/// between tiles of rows, and an exception from it ends the call. key_mask has one value for each key, false for
-/// padding, whose numbers have no effect; empty: there is none. Keys that direction or bias exclude have no effect
-/// either, unless their values are not finite. A row that attends to no key is zero. Query i has position i + offset.
-/// Throws InvalidArgument if shapes do not match, or if the position is built for another direction (T5Position) or
-/// another number of tokens (GridPosition, whose offset is 0).
+/// with a running maximum (Milakov and Gimelshein 2018) and all threads. Between tiles of rows the calling thread calls
+/// `poll`, if that is not null; an exception from it ends the call. key_mask has one value for each key: false for
+/// padding, whose numbers have no effect. If key_mask is empty, there is no padding. Keys that direction or bias
+/// exclude have no effect either, unless their values are not finite. A row that attends to no key is zero. Query i has
+/// position i + offset. Throws InvalidArgument if shapes do not match, or if the position is built for another
+/// direction (T5Position) or another number of tokens (GridPosition, with which the offset must be 0).
 template <OnlyReal T, Position P>
 Matrix<T> softmax_attention(const std::type_identity_t<MatrixView<T>>& q, const std::type_identity_t<MatrixView<T>>& k,
                             const std::type_identity_t<MatrixView<T>>& v, const P& position, Direction direction,

@@ -26,8 +26,8 @@ namespace nprf::reference {
 ///     auto tile = biases.tile(i0, rows, end);   // rows i0..i0+rows-1 and the keys before `end`
 ///     tile.row(i, j0, cols)                     // the biases of row i0 + i and the keys j0..j0+cols-1
 ///
-/// Those of a tile, or of a whole placed position, are relative to the largest of them, or to a larger bias, so that a
-/// constant added to b costs no precision.
+/// Biases are relative to the largest one of their tile, or, for a position that assigns slots, of its tables, so that
+/// a constant added to b costs no precision.
 template <Real T>
 class BiasRows {
  public:
@@ -41,7 +41,7 @@ class BiasRows {
       set_lags(n_k, offset);
   }
 
-  /// Whether a bias is -infinity.
+  /// Whether any bias may be -infinity.
   bool any_masked() const { return m_any_masked; }
 
   class Tile {
@@ -59,7 +59,7 @@ class BiasRows {
    private:
     const BiasRows& m_all;
     Index m_i0, m_rows;
-    Vector<T> m_values;  // of the lags of the tile; of a placed position those of the last row
+    Vector<T> m_values;  // of the lags of the tile; for a position that assigns slots, of the last row
   };
 
   Tile tile(Index i0, Index rows, Index end) const {
@@ -95,7 +95,7 @@ class BiasRows {
     for (Index cell = 0; cell < m_slot.size(); ++cell) m_slot[cell] = m_position.slot(cell);
   }
 
-  // sets row to the biases of a query and the keys j0, j0 + 1, ... of a placed position
+  // sets row to the biases of a query and the keys j0, j0 + 1, ..., for a position that assigns slots
   void fill(Index query, Index j0, Vector<T>& row) const {
     const Matrix<T>& extra = m_position.extra();
     const Index E = extra.rows(), cols = row.size(), outside = std::clamp<Index>(E - j0, 0, cols);
@@ -115,8 +115,8 @@ class BiasRows {
   bool m_causal, m_any_masked = false;
   Index m_n_q;
   Vector<double> m_b;    // the bias of lag l at l + n_q - 1 + offset
-  T m_largest = 0;       // of a placed position
-  Vector<Index> m_slot;  // the slot of each of its cells
+  T m_largest = 0;       // the largest bias of a position that assigns slots
+  Vector<Index> m_slot;  // the slot of each cell of such a position
 };
 
 namespace detail {
@@ -130,7 +130,7 @@ class Padding {
     require(size == 0 || size == n_k, "key_mask: expected ", n_k, " values (the number of keys), got ", size);
   }
 
-  /// Sets the entries of padding in s, which has one for each of the keys j0, j0 + 1, ...
+  /// s has one entry for each of the keys j0, j0 + 1, ...: sets the entries of those that are padding to `value`.
   template <class Row>
   void fill(Row& s, Index j0, typename Row::Scalar value) const {
     for (Index j = 0; !m_mask.empty() && j < s.size(); ++j)
@@ -187,7 +187,8 @@ Matrix<T> softmax_attention(const MatrixView<T>& q, const MatrixView<T>& k, cons
         const auto bias = biases.row(i, j0, cols);
         s += bias;
         padding.fill(s, j0, minus_infinity);
-        // of the numbers beside a NaN: one of a key that the row attends to makes the sum NaN, others have no effect
+        // the largest entry that is not NaN: the NaN of a key that the row attends to makes the sum NaN, the NaN of any
+        // other key has no effect
         T new_max = may_be_nan ? s.template maxCoeff<Eigen::PropagateNumbers>() : s.maxCoeff();
         if (!(new_max >= largest[i])) new_max = largest[i];
         if (new_max == minus_infinity && !(s.isNaN() && bias != minus_infinity).any()) {  // no key so far

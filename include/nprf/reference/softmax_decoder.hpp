@@ -41,7 +41,7 @@ class SoftmaxDecoder {
 
   /// The number of tokens in the cache.
   Index tokens() const { return m_tokens; }
-  /// The bytes of their keys and values.
+  /// The bytes of the keys and values in the cache.
   std::size_t bytes() const { return static_cast<std::size_t>(m_tokens * (m_d + m_d_v)) * sizeof(T); }
 
   /// Adds keys (n,d) and values (n,d_v). Throws InvalidArgument for other shapes.
@@ -111,9 +111,9 @@ class SoftmaxDecoder {
   Normalization m_normalization;
   Index m_d, m_d_v, m_tokens = 0;
   Matrix<T> m_keys, m_values;       // (capacity,d) normalised, (capacity,d_v); the first m_tokens rows are used
-  Vector<T> m_scores, m_bias_rows;  // (capacity) of one row; of the lags 1 - capacity, ..., 0
-  Vector<T> m_scale;                // (n) of the tokens of a call
-  Matrix<T> m_queries;              // (n,d) of a call, normalised
+  Vector<T> m_scores, m_bias_rows;  // (capacity) the scores of one row; the biases of the lags 1 - capacity, ..., 0
+  Vector<T> m_scale;                // (n) the factors of the tokens of a call
+  Matrix<T> m_queries;              // (n,d) the normalised queries of a call
   Workspace m_workspace;
   bool m_any_masked = false;
 };

@@ -15,12 +15,13 @@
 
 namespace nprf::toeplitz {
 
-/// Y = ((A B^T) o C) U for a C that is Toeplitz in the slots, with a border for the tokens without a slot:
+/// Y = ((A B^T) o C) U for a C that is Toeplitz in the slots s of queries and t of keys. Tokens without a slot come
+/// first, and have their weights in a border:
 ///
 ///     C = [ between    to_slots ]
 ///         [ from_slots c[t - s] ]
 ///
-/// Time and memory of Product, and O(E (n_q + n_k)(r + p)) for E tokens without a slot.
+/// Time and memory as of Product, plus time O(E (n_q + n_k)(r + p)) for E tokens without a slot.
 template <Real T>
 class BorderedProduct {
  public:
@@ -33,18 +34,18 @@ class BorderedProduct {
 
   Engine engine() const { return m_product.engine(); }
 
-  /// Whether keys may have log-scales (factors.hpp): if the engine accepts them and all tokens have slots.
+  /// Whether keys may have log-scales (factors.hpp). They may if the engine accepts them and all tokens have slots.
   bool accepts_key_log_scales() const { return m_product.accepts_key_log_scales() && m_border.count == 0; }
 
-  /// The largest number of n_k keys whose terms are summed without compensation (long_sums.hpp). Those without a slot
-  /// are added last.
+  /// Of sums over n_k keys, the largest number of keys that are summed without compensation (long_sums.hpp). Keys
+  /// without a slot are added last.
   Index longest_plain_sum(Index n_k) const {
     const Index in_slots = m_product.longest_plain_sum(n_k) + m_border.count;
     return std::min(n_k, m_border.count > 0 ? std::max(in_slots, nprf::longest_plain_sum(n_k)) : in_slots);
   }
 
-  /// Y (n_q,p); sums (n_q), unless it is null, the same for a column of ones. Throws InvalidArgument for log-scales
-  /// unless accepts_key_log_scales().
+  /// Writes Y (n_q,p). If sums is not null, also writes sums (n_q) = ((A B^T) o C) 1. Throws InvalidArgument for key
+  /// log-scales unless accepts_key_log_scales().
   void contract(const Factors<T>& x, MatrixRef<T> Y, const Team& team, T* sums = nullptr) const {
     const Placement &q = x.queries, &k = x.keys;
     m_product.contract(in_slots(x), Y.bottomRows(q.slots.count), team, sums ? sums + q.outside : nullptr);
@@ -72,19 +73,21 @@ class BorderedProduct {
       }
   }
 
-  /// Of rows in slots.
+  /// What the rounding errors of the rows of queries with a slot are relative to.
   Rounding rounding() const { return m_product.rounding(); }
 
-  /// Bounds of the rounding errors of the engine in contract(); sizes (n_k) are the largest |U_j.| of each key.
+  /// Writes to `out` bounds of the engine's rounding errors in contract(); 0 for queries without a slot. sizes[j] (n_k)
+  /// is the largest |U_jp| of key j.
   void row_error_bounds(const Factors<T>& x, const T* sizes, RowErrorBounds out, const Team& team) const {
     const Index outside = x.queries.outside;
     for (double* of : {out.Y, out.sums}) std::fill_n(of, outside, 0.0);
     m_product.row_error_bounds(in_slots(x), sizes + x.keys.outside, {out.Y + outside, out.sums + outside}, team);
   }
 
-  /// The gradients for G (n_q,p) = dL/dY: out.dc of the lags; those of the weights of the border are added to `border`
-  /// (E,E+2). Gradients that fail their error bound are recomputed (recompute/checked_gradients.hpp); the measure is
-  /// for all queries.
+  /// Writes to `out` the gradients for G (n_q,p) = dL/dY; out.dc is for the lags between slots. Adds the gradients of
+  /// the weights of the border to `border` (E,E+2), which has the layout of Border (core/border.hpp). Recomputes
+  /// gradients that fail their error bound (recompute/checked_gradients.hpp). `by` has entries for all queries, also
+  /// for those without a slot.
   GradientChecks gradients(const Factors<T>& x, const MatrixView<T>& G, const GradientMeasure<T>& by,
                            GradientRefs<T> out, MatrixMap<T> border, const Team& team) const {
     const Placement &q = x.queries, &k = x.keys;
@@ -94,7 +97,7 @@ class BorderedProduct {
     const GradientChecks checks = CheckedGradients<T>(m_product, factors, g, measure, team)
                                       .find({out.dA.bottomRows(q.slots.count), out.dB.bottomRows(k.slots.count),
                                              out.dU.bottomRows(k.slots.count), out.dc});
-    // forward: S = A B^T, Y += (S o C) U; so with P = G U^T as in BackwardTile
+    // forward: S = A B^T, Y += (S o C) U; so with P = G U^T the gradients are those of BackwardTile
     Workspace& scratch = team.workspace();
     out.dA.topRows(q.outside).setZero();
     out.dB.topRows(k.outside).setZero();
@@ -125,7 +128,8 @@ class BorderedProduct {
     return x.in_slots();
   }
 
-  // tiles of the border: queries without a slot with all keys, queries in slots with the keys without a slot
+  // calls body(i0, rows, j0, cols) for the tiles of the border: the queries without a slot with all keys, then the
+  // queries in slots with the keys without a slot
   template <class Body>
   static void for_each_strip(const Placement& q, const Placement& k, Body&& body) {
     if (q.outside > 0)

@@ -24,7 +24,8 @@ Matrix<T> contract(Engine engine, const LagWeights<T>& lags, const std::type_ide
   return Y;
 }
 
-/// The gradients of contract() for G (n_q,p) = dL/dY, in two to three times its time. Throws as contract() does.
+/// Returns the gradients of a loss L through contract(), for G (n_q,p) = dL/dY. Takes two to three times as long as
+/// contract(), and throws as it does.
 template <class T>
 Gradients<T> gradients(Engine engine, const LagWeights<T>& lags, const std::type_identity_t<MatrixView<T>>& A,
                        const std::type_identity_t<MatrixView<T>>& B, const std::type_identity_t<MatrixView<T>>& U,

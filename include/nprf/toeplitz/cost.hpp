@@ -11,7 +11,7 @@
 
 /// The unit of cost is the time of one multiply-add in the direct engine's tiles. Each engine has a formula, cost(),
 /// that counts its operations. The factors of the formulas were measured with AVX2 and AVX-512; `bench/planner` prints
-/// the measured time over the modelled cost. Those that depend on the registers are CostFactors.
+/// the measured time over the modelled cost. CostFactors has the factors that depend on the registers.
 namespace nprf::toeplitz {
 
 /// What the cost of a product depends on: the weights, how many tokens there are, and how many slots they stand in.
@@ -21,30 +21,31 @@ struct CostInputs {
   ProductShape tokens, span;
 };
 
-/// A weight costs as many multiply-adds in a tile; and in a tile that is cut at the edge of a band or block.
+/// What the weight of a pair costs, in multiply-adds: in a tile; and in a tile that the edge of a band or block cuts.
 inline constexpr double weight_cost = 16, cut_weight_cost = 112;
 
 /// What an operation of an engine costs in multiply-adds of a tile.
 struct CostFactors {
-  double fft_level, fft_point;  // FftEngine: of a value in each level of a transform, and once
-  double causal_operation;      // BlockCausalEngine: a step of a product of spectra
-  double tail_state;            // BandedEngine: an addition to the sum of a tail
+  double fft_level, fft_point;  // FftEngine: each value of a transform, in each of log2(length) levels; and once
+  double causal_operation;      // BlockCausalEngine: a product of two spectral values (CausalLevels::operations)
+  double tail_state;            // BandedEngine: an addition to an entry of the sum of a tail
 };
 
-/// The factors for registers of that many bytes, with or without fused multiply-adds. Registers of 16 bytes double the
+/// The factors for registers of `register_bytes`, with or without fused multiply-adds. Registers of 16 bytes double the
 /// time of a multiply-add of a tile, compared with 32 bytes, because arithmetic limits it. FFTs and tail sums also
 /// load, store and shuffle, and their time grows less. So their cost in multiply-adds is smaller.
 ///
-/// NEON's factors (16, fused) are those of AVX2 and AVX-512, reduced by the ratios to the direct engine's time that x86
-/// code of NEON's shape showed, with 32 registers of 128 bits and fused multiply-adds: 0.68 to 0.75 for FftEngine
-/// beside 0.76 to 0.89; 0.67 to 0.84 for BlockCausalEngine beside 0.80 to 1.10; 0.73 to 0.92 for tails beside 0.83 to
-/// 1.26. They were not measured on an ARM processor. SSE2 has no fused multiply-adds, and keeps the common factors.
+/// NEON's factors (16, fused) are those of AVX2 and AVX-512, reduced. They were not measured on an ARM processor, but
+/// with x86 code of NEON's shape: 32 registers of 128 bits and fused multiply-adds. Relative to the direct engine, the
+/// time of a unit of cost was 0.68 to 0.75 for FftEngine (with AVX2 and AVX-512: 0.76 to 0.89), 0.67 to 0.84 for
+/// BlockCausalEngine (0.80 to 1.10), and 0.73 to 0.92 for tails (0.83 to 1.26). SSE2 has no fused multiply-adds, and
+/// keeps the common factors.
 constexpr CostFactors cost_factors_of(int register_bytes, bool has_fused_multiply_add) {
   if (register_bytes == 16 && has_fused_multiply_add) return {2.6, 21.5, 4.1, 1.6};
   return {3, 25, 5, 2};
 }
 
-/// Those of the instruction set that the compiler flags select.
+/// The factors for the instruction set that the compiler flags select.
 inline constexpr CostFactors cost_factors = cost_factors_of(fft::register_bytes, fft::has_fused_multiply_add);
 
 /// The cost of each value of a transform by FftEngine.
@@ -52,9 +53,10 @@ inline double fft_value_cost(double length) {
   return cost_factors.fft_level * std::log2(length) + cost_factors.fft_point;
 }
 
-/// The pairs of a query and a key, in all slots, whose lag is in a range.
+/// The number of pairs of a query and a key whose lag is in a range, if n_q and n_k slots are all filled.
 inline double pairs_in(LagRange range, Index n_q, Index n_k) {
-  // the lags up to l: a trapezoid of n_q rows, whose longest diagonals have min(n_q, n_k) pairs
+  // the number of pairs with a lag of at most l. By lag, the diagonals of the n_q x n_k matrix grow up to min(n_q, n_k)
+  // pairs, keep this length, and become shorter again
   const auto up_to = [n_q = static_cast<double>(n_q), n_k = static_cast<double>(n_k)](double l) {
     const double rising = std::clamp(l + n_q, 0.0, n_q + n_k - 1), shorter = std::min(n_q, n_k);
     const double flat = std::max(rising - shorter, 0.0), falling = std::max(rising - std::max(n_q, n_k), 0.0);
@@ -71,8 +73,8 @@ inline double error_bound_cost(const ProductShape& x) {
   return static_cast<double>(x.n_q + x.n_k) * (static_cast<double>(x.r) * feature + token);
 }
 
-/// The cost of recomputing all rows of a product of such a cost by the direct engine: their weights are relative to
-/// each row, so that every pair needs its bias and an exponential of its own.
+/// The cost of recomputing all rows of a product that costs `direct_cost` by the direct engine. The weights of a
+/// recomputed row are relative to this row, so that every pair needs its bias and an exponential of its own.
 inline double recomputation_cost(const ProductShape& x, double direct_cost) {
   constexpr double weight = 200;
   return direct_cost + weight * static_cast<double>(x.n_q) * static_cast<double>(x.n_k);

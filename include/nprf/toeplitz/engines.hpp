@@ -22,10 +22,10 @@ struct EngineTypes {
   static_assert((ToeplitzEngine<E, T> && ...),
                 "nprf: an engine must model nprf::toeplitz::ToeplitzEngine (engine.hpp)");
 
-  /// One of them, or none.
+  /// An engine of one of these types, or none.
   using Variant = std::variant<std::monostate, E...>;
 
-  /// Calls use(std::type_identity<E>()) for each.
+  /// Calls use(std::type_identity<E>()) for each engine type E.
   template <class Use>
   static constexpr void for_each(Use&& use) {
     (use(std::type_identity<E>()), ...);
@@ -43,7 +43,7 @@ using EngineList = detail::EngineTypes<T, DirectEngine<T>, BandedEngine<T>, FftE
 #endif
                                        >;
 
-/// Calls use(std::type_identity<E>()) for the engine of that name. Returns whether this build has it.
+/// Calls use(std::type_identity<E>()) for the engine type E that has this name. Returns whether this build has one.
 template <Real T, class Use>
 constexpr bool with_engine(Engine name, Use&& use) {
   bool found = false;

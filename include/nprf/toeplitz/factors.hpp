@@ -26,10 +26,10 @@ struct RowRange {
 template <class T>
 struct Factors {
   MatrixView<T> A, B, U;                   // (n_q,r) (n_k,r) (n_k,p)
-  Placement queries, keys;                 // of the rows of A, and of B and U
+  Placement queries, keys;                 // the slots of the rows of A; of the rows of B and U
   const double* key_log_scales = nullptr;  // (n_k); null: all are 0
 
-  /// Of tokens that fill the slots 0, 1, ...
+  /// The factors of tokens that fill the slots 0, 1, ... in order.
   static Factors without_gaps(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U) {
     return {A, B, U, Slots{A.rows()}, Slots{B.rows()}};
   }
@@ -37,7 +37,7 @@ struct Factors {
   /// The same factors for other values U (n_k,p).
   Factors with_values(const MatrixView<T>& values) const { return {A, B, values, queries, keys, key_log_scales}; }
 
-  /// Without the tokens that have no slot.
+  /// The same factors without the tokens that have no slot.
   Factors in_slots() const {
     return {A.bottomRows(queries.slots.count),
             B.bottomRows(keys.slots.count),
@@ -48,14 +48,15 @@ struct Factors {
   }
 };
 
-/// The gradients of Y = ((A B^T) o C) U for G = dL/dY. Each is the same product with the roles exchanged:
+/// The gradients of a loss L through Y = ((A B^T) o C) U, for G = dL/dY. dA, dB and dU are products of the same form
+/// with the roles exchanged:
 ///
 ///     dA = ((G U^T) o C) B    dB = ((U G^T) o C^T) A    dU = ((B A^T) o C^T) G
 ///     dc[l] = sum over j - i = l of (A_i.B_j)(G_i.U_j)
 ///
 /// Outside the support of c an engine may leave dc zero. The gradients of the parameters of a linear bias depend only
-/// on the sums of c dc and of k c dc over the lags e + k of a tail (lag_weights.hpp). So in a tail an engine may set dc
-/// at two lags only, to values that give these two sums.
+/// on the sums of c dc and of k c dc over the lags of a tail (lag_weights.hpp), where k is the distance of a lag from
+/// the begin of the tail. So in a tail an engine may set dc at two lags only, to values that give these two sums.
 template <Real T>
 struct Gradients {
   explicit Gradients(const ProductShape& shape)
@@ -65,7 +66,7 @@ struct Gradients {
         dc(Vector<T>::Zero(std::max<Index>(shape.n_q + shape.n_k - 1, 0))) {}
 
   Matrix<T> dA, dB, dU;  // (n_q,r) (n_k,r) (n_k,p)
-  Vector<T> dc;          // of the lag l at l + n_q - 1
+  Vector<T> dc;          // dc of lag l is at index l + n_q - 1
 };
 
 /// The gradients in the caller's storage; dc may be empty, if it is not requested.
@@ -82,14 +83,14 @@ struct GradientRefs {
   }
 };
 
-/// The sums that the gradients of keys and lags are compared with, in the caller's storage. For positive sizes s_i, one
-/// for each query,
+/// The sums K_j and S_l, in the caller's storage, with which the rounding errors of the gradients of keys and lags are
+/// compared. The rows have positive sizes s_i, one for each query, and
 ///
-///     keys_j = sum_i c[j-i] (A_i.B_j) s_i    lags_l = sum over j - i = l of (A_i.B_j) s_i
+///     keys_j = K_j = sum_i c[j-i] (A_i.B_j) s_i    lags_l = S_l = sum over j - i = l of (A_i.B_j) s_i
 ///
-/// They are computed by the same engine, as the dU and dc of one more column: ones after U, and the sizes after G. The
-/// last column of U must be ones, and that of G no larger than the sizes: these two may share their rounding errors in
-/// dB, dU and dc, but not in dA.
+/// The engine computes them as the dU and dc of one more column, of ones in U and of the sizes in G. The last column of
+/// U must be ones, and the last column of G no larger than the sizes. This last column and the additional one may share
+/// their rounding errors in dB, dU and dc, but not in dA.
 template <Real T>
 struct GradientSizes {
   const T* rows = nullptr;  // (n_q)
@@ -99,7 +100,7 @@ struct GradientSizes {
   explicit operator bool() const { return rows != nullptr; }
 };
 
-/// [U 1] (n,p+1): the denominators of attention are the product for a column of ones.
+/// Returns [U 1] (n,p+1) in the workspace. The product with the column of ones gives the denominators of attention.
 template <Real T>
 MatrixMap<T> with_ones(const MatrixView<T>& U, const Team& team) {
   auto all = team.workspace().template matrix<T>(U.rows(), U.cols() + 1);
@@ -110,13 +111,13 @@ MatrixMap<T> with_ones(const MatrixView<T>& U, const Team& team) {
   return all;
 }
 
-/// sums (n_q) as a column.
+/// Returns a view of sums (n_q) as a matrix of one column.
 template <Real T>
 Eigen::Map<Matrix<T>, 0, Eigen::OuterStride<>> as_column(T* sums, Index n_q) {
   return {sums, n_q, 1, Eigen::OuterStride<>(1)};
 }
 
-/// sums (n_q) = ((A B^T) o C) 1, as a separate product.
+/// Writes sums (n_q) = ((A B^T) o C) 1, by a separate product.
 template <class E, Real T>
 void contract_ones(const E& engine, const Factors<T>& x, const Team& team, T* sums) {
   const Workspace::Scope scope(team.workspace());
@@ -125,7 +126,7 @@ void contract_ones(const E& engine, const Factors<T>& x, const Team& team, T* su
   engine.contract(x.with_values(ones), as_column(sums, x.A.rows()), team);
 }
 
-/// [Y sums] = ((A B^T) o C) [U 1], one product of p + 1 columns.
+/// Writes [Y sums] = ((A B^T) o C) [U 1], by one product of p + 1 columns.
 template <class E, Real T>
 void contract_with_ones(const E& engine, const Factors<T>& x, MatrixRef<T>& Y, const Team& team, T* sums) {
   Workspace& workspace = team.workspace();

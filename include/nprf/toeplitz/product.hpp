@@ -16,16 +16,17 @@
 #include "nprf/toeplitz/plan/choose.hpp"
 
 /// The product that attention and its gradients are computed by:  Y = ((A B^T) o C) U,  C[i,j] = c[j-i].
+/// In the table n is the larger of n_q and n_k.
 ///
 /// | engine       | time                 | good for                                                             |
 /// |--------------|----------------------|----------------------------------------------------------------------|
 /// | direct       | n_q n_k (r + p)      | short n; rounding errors per row                                     |
 /// | banded       | n ((r + p) R + r p)  | weights that are constant beyond R lags; rounding errors per row     |
-/// | recurrence   | the same             | weights that decay exponentially beyond R lags; likewise             |
+/// | recurrence   | n ((r + p) R + r p)  | as banded, for weights that decay exponentially beyond R lags        |
 /// | lanes        | r p n log n          | long n and weights for which all rows have similar magnitudes        |
-/// | grid         | the same             | lanes, for the slots of an image                                     |
+/// | grid         | r p n log n          | the same engine as lanes, for the slots of an image                  |
 /// | block_causal | r p n log^2 n        | long n and one-sided weights: no bit depends on later tokens         |
-/// | fftw         | r p n log n          | lanes with a product by FFTW, for comparison; gradients as of lanes  |
+/// | fftw         | r p n log n          | comparison with lanes: Y by the library FFTW, gradients by lanes     |
 namespace nprf::toeplitz {
 
 /// The product with one set of weights by one engine, for any factors: what depends on the weights alone is computed
@@ -33,23 +34,24 @@ namespace nprf::toeplitz {
 template <Real T>
 class Product {
  public:
-  /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1 of `span`; `tokens` are the sizes without empty slots,
-  /// for the cost model of Engine::automatic. Throws InvalidArgument for engines that this build does not have.
+  /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1, where `span` has n_q and n_k. `tokens` counts only the
+  /// slots that are not empty, for the cost model of Engine::automatic. Throws InvalidArgument for engines that this
+  /// build does not have.
   Product(Engine engine, LagWeightsView<T> lags, const ProductShape& tokens, const ProductShape& span,
           const Team& team);
 
-  /// The same with a token in each slot.
+  /// The same, if there is a token in each slot.
   Product(Engine engine, LagWeightsView<T> lags, const ProductShape& span, const Team& team)
       : Product(engine, lags, span, span, team) {}
 
   /// The engine in use; Engine::automatic if that was requested and all products are zero.
   Engine engine() const { return m_name; }
 
-  /// Y (n_q,p) = ((A B^T) o C) U, and sums (n_q), unless it is null, the same for a column of ones: numerators and
-  /// denominators of attention. Throws InvalidArgument for key log-scales unless accepts_key_log_scales().
+  /// Writes Y (n_q,p) = ((A B^T) o C) U. If sums is not null, also writes sums (n_q) = ((A B^T) o C) 1. In attention
+  /// these are numerators and denominators. Throws InvalidArgument for key log-scales unless accepts_key_log_scales().
   void contract(const Factors<T>& x, MatrixRef<T> Y, const Team& team, T* sums = nullptr) const;
 
-  /// Per row if all products are zero.
+  /// The rounding of the engine; per_row if all products are zero.
   Rounding rounding() const {
     return visit([]<class E>(const E&) { return E::rounding; }, Rounding::per_row);
   }
@@ -57,26 +59,26 @@ class Product {
     return visit([]<class E>(const E&) { return E::accepts_key_log_scales; }, false);
   }
 
-  /// The largest number of n_k keys whose terms are summed without compensation (long_sums.hpp).
+  /// Of sums over n_k keys, the largest number of keys that are summed without compensation (long_sums.hpp).
   Index longest_plain_sum(Index n_k) const {
     return visit([n_k](const auto& engine) { return engine.longest_plain_sum(n_k); }, n_k);
   }
 
-  /// Bounds of the rounding errors of contract(); zeros if rounding is per row. `sizes` (n_k) are the largest |U_j.|
-  /// of each key. O((n_q + n_k) r).
+  /// Writes to `out` bounds of the rounding errors of contract(), or zeros if rounding is per row. sizes[j] (n_k) is
+  /// the largest |U_jp| of key j. O((n_q + n_k) r).
   void row_error_bounds(const Factors<T>& x, const T* sizes, RowErrorBounds out, const Team& team) const;
 
-  /// The gradients for G (n_q,p) = dL/dY; out.dc for the num_lags() lags of the slots from first_lag() on, or empty.
-  /// Also the sums of `sizes`, unless they are empty or rounding is per row. Throws like contract().
+  /// Writes to `out` the gradients for G (n_q,p) = dL/dY. out.dc has the num_lags() lags from first_lag() on, or is
+  /// empty. Also writes the sums of `sizes`, unless `sizes` is empty or rounding is per row. Throws like contract().
   void gradients(const Factors<T>& x, const MatrixView<T>& G, GradientRefs<T> out, const GradientSizes<T>& sizes,
                  const Team& team) const;
 
-  /// Bounds of the rounding errors of gradients(); writes nothing if rounding is per row.
+  /// Writes to `out` bounds of the rounding errors of gradients(), or nothing if rounding is per row.
   void gradient_error_bounds(const Factors<T>& x, const GradientScales<T>& of, GradientErrorBounds out,
                              const Team& team) const;
 
   LagWeightsView<T> weights() const { return m_weights; }
-  /// -(n_q-1)..n_k-1 of the slots.
+  /// The first lag that slots can have, -(n_q-1), and the number of lags up to the last one, n_k-1.
   Index first_lag() const { return m_first; }
   Index num_lags() const { return m_lags; }
 

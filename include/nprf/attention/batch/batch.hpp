@@ -28,8 +28,8 @@
 namespace nprf {
 
 /// Attention of all heads and sequences of a call, divided over threads. A work item is one sequence of one head. The
-/// object keeps its memory for the next call: one of the same shapes as an earlier one allocates nothing. One call at a
-/// time.
+/// object keeps its memory for the next call: a call of the same shapes as an earlier one allocates nothing. It
+/// computes one call at a time.
 template <Real T>
 class Batch {
  public:
@@ -37,7 +37,7 @@ class Batch {
   ~Batch();
 
   /// Sets y for q, k and v, whose shapes must match; groups of query heads share a head of keys and values. Throws
-  /// InvalidArgument before it writes anything. With a `saved` lengths are those of keys.
+  /// InvalidArgument before it writes anything. If `saved` is not null, `lengths` must be Lengths::of_keys.
   void forward(const HeadModels<T>& heads, const HeadsView<const T>& q, const HeadsView<const T>& k,
                const HeadsView<const T>& v, const HeadsView<T>& y, const CallOptions& call, Saved<T>* saved,
                Lengths lengths = Lengths::of_keys);
@@ -46,12 +46,14 @@ class Batch {
   GradientReport backward(const HeadModels<T>& heads, const Saved<T>& saved, const HeadsView<const T>& dy,
                           const HeadsView<T>& dq, const HeadsView<T>& dk, const HeadsView<T>& dv);
 
-  /// After backward: the gradients of head h's position, in the shape of its parameters, and of its extra tokens.
+  /// After backward: the gradient of the parameters of head h's position, in their shape; that of the biases of its
+  /// extra tokens (Gradients::extra).
   const Matrix<double>& dbias(Index h) const { return m_dbias[static_cast<std::size_t>(h)]; }
   const Matrix<double>& dextra(Index h) const { return m_dextra[static_cast<std::size_t>(h)]; }
 
  private:
-  // at the end of a call: releases the tables that refer to workspaces, and tidies these for the next call
+  // at the end of a call: releases the tables that refer to workspaces, and merges the blocks of the workspaces for the
+  // next call
   struct EndOfCall {
     ~EndOfCall() {
       for (PreparedSegments<T>& prepared : batch.m_positions) prepared.clear();
@@ -73,7 +75,7 @@ class Batch {
   Head<T> head_of(const HeadModels<T>& heads, const Item& item) const {
     return {heads.feature_map(item.h), heads.options().normalization, &position_of(heads, item)};
   }
-  // one packed sequence of a head of sequence b, whose queries, keys and values are q, k and v
+  // the inputs of segment x of a head of sequence b; q, k and v have all rows of the head
   static SequenceInputs<T> inputs_of(const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v,
                                      const Segment& x, Index b, const CallOptions& call) {
     const Index n_k = k.rows(), end = call.lengths.empty() ? n_k : call.lengths[static_cast<std::size_t>(b)];
@@ -203,10 +205,11 @@ void Batch<T>::forward(const HeadModels<T>& heads, const HeadsView<const T>& q, 
   const EndOfCall end_of_call{*this};
   const Workspace::Scope scope(team.workspace());
   const double tolerance = call.tolerance > 0 ? call.tolerance : default_tolerance<T>;
-  // gradients are those of the biases as they are, and the effect of a deviation is bounded for positive weights alone
+  // backward needs the gradients of the position's own biases, and the effect of a deviation is bounded for positive
+  // weights alone
   const bool may_deviate = !saved && heads.feature_map(0).is_positive();
   prepare_positions(heads, m_segments, d_v, {call.offset, Pass::forward, may_deviate ? tolerance / 4 : 0}, team);
-  const std::size_t segments = differ ? 1 : m_segments.size();  // of a sequence
+  const std::size_t segments = differ ? 1 : m_segments.size();  // of each sequence
   if (static_cast<Index>(segments) > std::numeric_limits<Index>::max() / std::max<Index>(sequences, 1))
     throw std::length_error("nprf: the number of packed sequences, batch x heads x cumulative lengths, overflows");
   const Index items = sequences * static_cast<Index>(segments);
@@ -279,7 +282,7 @@ GradientReport Batch<T>::backward(const HeadModels<T>& heads, const Saved<T>& sa
   return gradient_report(team);
 }
 
-// zeros for each item, by lag and by entry of the border
+// sets the bias gradients of each item, by lag and by entry of the border, to zeros
 template <Real T>
 void Batch<T>::allocate_bias_gradients(const HeadModels<T>& heads, const Saved<T>& saved, Workspace& workspace) {
   m_zero_parameters.resize(heads.num_positions());
@@ -296,7 +299,7 @@ void Batch<T>::allocate_bias_gradients(const HeadModels<T>& heads, const Saved<T
   }
 }
 
-// dbias and dextra of head h: sums over the sequences
+// sets dbias and dextra of head h to the sums over the sequences
 template <Real T>
 void Batch<T>::sum_bias_gradients(const HeadModels<T>& heads, const Saved<T>& saved, Index h, Workspace& workspace) {
   const Workspace::Scope scope(workspace);

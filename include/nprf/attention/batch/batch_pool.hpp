@@ -11,12 +11,12 @@
 
 namespace nprf {
 
-/// The scratch memory of finished calls, for the next ones. Threads may share it: it grows to as many batches as calls
-/// run at the same time.
+/// Keeps the scratch memory of finished calls for the next calls. Threads may share the pool: it grows to as many
+/// batches as calls run at the same time.
 template <Real T>
 class BatchPool {
  public:
-  /// A batch for one call, which its destructor returns to the pool.
+  /// Takes a batch from the pool for one call; the destructor of the lease returns it.
   class Lease {
    public:
     explicit Lease(BatchPool& pool) : m_pool(pool) {

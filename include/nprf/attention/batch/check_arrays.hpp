@@ -31,8 +31,8 @@ struct DistanceAxis {
   Index stride, least, most;
 };
 
-/// Whether a sum of `from` and of one distance of each axis is in [low, high]. The strides are positive, the largest
-/// first. True after max_steps sums, too.
+/// Whether `from` plus one distance from each axis can be in [low, high]. The strides are positive and decrease from
+/// axis to axis. Returns true, too, once it has tried max_steps sums.
 inline bool reaches(std::span<const DistanceAxis> axes, Index from, Index low, Index high, Index& max_steps) {
   if (axes.empty()) return low <= from && from <= high;
   const auto [stride, least, most] = axes.front();
@@ -50,7 +50,7 @@ inline bool reaches(std::span<const DistanceAxis> axes, Index from, Index low, I
 template <class T, class S>
 bool may_overlap(const HeadsView<T>& x, const HeadsView<S>& y) {
   if (x.size() == 0 || y.size() == 0) return false;
-  std::array<DistanceAxis, 6> axes;  // in bytes, of y's scalars after x's
+  std::array<DistanceAxis, 6> axes;  // from a scalar of x to one of y, in bytes
   std::size_t count = 0;
   const auto add = [&](Index stride, Index least, Index most) {
     if (stride == 0 || least == most) return;
@@ -79,8 +79,8 @@ bool may_overlap(const HeadsView<T>& x, const HeadsView<S>& y) {
 
 }  // namespace detail
 
-/// Throws InvalidArgument unless the heads of queries are as many as those of the model, if it has more than one
-/// feature map or position, and a multiple of the heads of keys.
+/// Throws InvalidArgument if heads_of_model is not 1 (one feature map and one position) and differs from `heads`, the
+/// number of heads of queries; or if `heads` is not a multiple of heads_k, the number of heads of keys.
 inline void check_head_counts(Index heads, Index heads_k, Index heads_of_model) {
   require(heads_of_model == 1 || heads == heads_of_model, "queries: expected ", heads_of_model,
           " heads (the number of feature maps or positions), got ", heads);
@@ -88,8 +88,8 @@ inline void check_head_counts(Index heads, Index heads_k, Index heads_of_model) 
           heads, " (of queries) is a multiple of, got ", heads_k);
 }
 
-/// Throws InvalidArgument unless the view has this shape; its size in bytes does not overflow; its strides are not
-/// negative, and that of tokens is at least `channels`; and its data are not null, or its size is zero.
+/// Throws InvalidArgument unless all of this holds: the view has this shape; its size in bytes does not overflow; no
+/// stride is negative, and the stride of tokens is at least `channels`; its data are not null, or its size is zero.
 template <class T>
 void check_heads(const HeadsView<T>& x, const char* name, Index batch, Index heads, Index tokens, Index channels) {
   require(x.batch == batch && x.heads == heads && x.tokens == tokens && x.channels == channels, name, ": expected ",
@@ -121,7 +121,7 @@ void check_heads(const HeadsView<T>& x, const char* name, Index batch, Index hea
   require(x.data != nullptr || x.size() == 0, name, ": expected data, got a null pointer");
 }
 
-/// The same for a view that is written: its tokens must not overlap either.
+/// As check_heads(), for a view that is written: its tokens must not overlap either.
 template <class T>
 void check_output(const HeadsView<T>& x, const char* name, Index batch, Index heads, Index tokens, Index channels) {
   check_heads(x, name, batch, heads, tokens, channels);
@@ -155,8 +155,8 @@ void check_attention_arrays(const HeadsView<const T>& q, const HeadsView<const T
           "y: expected an array that shares no memory with queries, keys and values, got one that does");
 }
 
-/// The same for those of its gradients: dy [b,h,n_q,d_v] dq [b,h,n_q,d] dk [b,h_k,n_k,d] dv [b,h_k,n_k,d_v], where no
-/// array shares memory with another.
+/// Throws InvalidArgument unless these are the arrays of the gradients of such a call: dy [b,h,n_q,d_v] dq [b,h,n_q,d]
+/// dk [b,h_k,n_k,d] dv [b,h_k,n_k,d_v], where no array shares memory with another.
 template <Real T>
 void check_gradient_arrays(const AttentionShape& shape, Index batch, Index heads, Index heads_k,
                            const HeadsView<const T>& dy, const HeadsView<T>& dq, const HeadsView<T>& dk,

@@ -24,14 +24,16 @@ inline void check_cumulative(std::span<const Index> lengths, Index n, const char
 
 }  // namespace detail
 
-/// Whether each sequence of the batch has segments of its own.
+/// Whether each sequence of the batch has a segment of its own, by its length, instead of segments that all sequences
+/// share.
 inline bool differ_by_sequence(const CallOptions& call, Lengths lengths) {
   return lengths == Lengths::of_queries_and_keys && !call.lengths.empty();
 }
 
-/// Sets `segments` to the sequences of an array of n_q queries and n_k keys, which all sequences of the batch share; or
-/// if they differ by sequence, to one for each of the batch. Packed sequences without queries and keys are left out.
-/// Throws InvalidArgument if the masks, lengths or offset of the call do not fit a batch of such arrays.
+/// Sets `segments` to the packed sequences of an array of n_q queries and n_k keys, or to the whole array; all
+/// sequences of the batch share these segments. But if differ_by_sequence(), sets it to one segment for each sequence
+/// of the batch. Packed sequences without queries and keys are left out. Throws InvalidArgument if the masks, lengths
+/// or offset of the call do not fit a batch of such arrays.
 inline void find_segments(const CallOptions& call, Index batch, Index n_q, Index n_k, std::vector<Segment>& segments,
                           Lengths lengths = Lengths::of_keys) {
   constexpr Index farthest = Index{1} << 40;

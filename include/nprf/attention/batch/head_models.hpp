@@ -14,7 +14,7 @@
 namespace nprf {
 
 /// Type-erased references to the feature maps and the positions of all heads, one for all heads or one for each. Refers
-/// to them and to the options. The functions require at least one of each.
+/// to the maps, the positions and the options. The member functions require at least one map and one position.
 template <Real T>
 class HeadModels {
  public:

@@ -15,7 +15,8 @@
 
 namespace nprf {
 
-/// The sums of the far pairs of each query, N (n_q,d_v) and D (n_q), where far weights are exp(log_scales_i) A_i.B_j c.
+/// The sums of the far pairs of each query, N (n_q,d_v) and D (n_q). They are in units of exp(log_scales_i): the weight
+/// of a far pair is exp(log_scales_i) * (A_i.B_j) * c_ij.
 template <Real T>
 struct FarSums {
   MatrixRef<T> A, N;   // (n_q,r) (n_q,d_v)
@@ -28,8 +29,8 @@ struct FarSums {
 ///
 ///     y_i = (N_i + sum_field w_ij v_j) / (D_i + sum_field w_ij)     w_ij = exp(q_i.k_j + b_ij - log_scale_i)
 ///
-/// where N and D are the sums of the other pairs, in units of exp(log_scale_i). O(n w (d + d_v)) for w keys of the
-/// field a query.
+/// where N and D are the sums of the other pairs, in units of exp(log_scale_i). O(n w (d + d_v)) if the field has w
+/// keys for each query.
 template <Real T>
 class ExactField {
  public:
@@ -37,11 +38,12 @@ class ExactField {
   ExactField(const FieldBiases<T>& biases, const MatrixView<T>& q, const MatrixView<T>& k, const Team& team)
       : m_biases(biases), m_q(q), m_k(k), m_team(team) {}
 
-  /// Adds the terms of the field's pairs for values v (n_k,d_v), and to the terms of `errors` likewise. Where they are
-  /// larger than the sum of the other pairs, the log-scale becomes that of the field, so that none of its weights
-  /// overflows, and A_i, N_i and D_i change with it. A row whose far weights underflow keeps a D_i that has lost its
-  /// precision (row_quotient.hpp). D_i becomes NaN, and stays it, in a row that has to be recomputed because its biases
-  /// are so far below the largest of all that their differences from it are rounded too coarsely.
+  /// Adds the field's pairs, for values v (n_k,d_v), to N_i and D_i of `far`, and their weights to the terms of
+  /// `errors`. Where the sum of these weights is larger than that of the other pairs, the log-scale of row i becomes
+  /// that of the field, so that no weight of the field overflows, and A_i, N_i and D_i are rescaled. A row whose far
+  /// weights underflow keeps a D_i that has lost its precision (row_quotient.hpp). D_i becomes NaN, and remains NaN
+  /// when other fields are added, in a row that has to be recomputed because the field's biases are so far below the
+  /// largest of all that their differences from it are rounded too coarsely.
   void add(const MatrixView<T>& v, FarSums<T> far, RowErrorBound<T>& errors) const {
     if (m_biases.empty()) return;
     sum(v, [&](Index i, const auto& N, T D, T largest) { add_row(i, N, D, largest, far, errors); });
@@ -60,8 +62,8 @@ class ExactField {
     });
   }
 
-  /// For G (n_q,d_v+1) = dL/d[N D] and U = [v 1] (n_k,d_v+1). The share of row i in dk, dU and db gets the factor
-  /// 2^exponents_i.
+  /// Adds the gradients of the field's pairs to `out`, for G (n_q,d_v+1) = dL/d[N D] and U = [v 1] (n_k,d_v+1). What
+  /// row i adds to dk, dU and db is multiplied by 2^exponents_i.
   void add_gradients(const MatrixView<T>& U, const MatrixView<T>& G, const double* log_scales, const int* exponents,
                      FieldGradients<T> out) const {
     if (m_biases.empty()) return;
@@ -71,11 +73,11 @@ class ExactField {
  private:
   template <class RowN>
   void add_row(Index i, const RowN& N, T D, T largest, FarSums<T>& far, RowErrorBound<T>& errors) const {
-    if (D == 0 || std::isnan(far.D[i])) return;  // no key of the field; already to be recomputed
+    if (D == 0 || std::isnan(far.D[i])) return;  // no key is in the field, or the row is recomputed anyway
     const double reference = m_biases.reference(i), log_scale = static_cast<double>(largest) + reference,
                  rise = log_scale - far.log_scales[i];
     const double far_size = std::max(errors.size_of_terms(i, far.D[i]), smallest_sum(errors.largest_values()[i]));
-    const double share = rise + std::log(static_cast<double>(D)) - std::log(far_size);  // a logarithm
+    const double share = rise + std::log(static_cast<double>(D)) - std::log(far_size);  // log(field sum / far_size)
     const double largest_bias = std::min(largest, T(0)) + reference;                    // up to a score
     if (largest_bias < -largest_exponent<T>) {
       if (share > -largest_exponent<T>) far.D[i] = std::numeric_limits<T>::quiet_NaN();
@@ -95,7 +97,7 @@ class ExactField {
     }
   }
 
-  // the smallest D of row_keeps_precision(): beside a smaller one, far terms that underflowed would matter
+  // the smallest D that row_keeps_precision() accepts: beside a smaller D, far terms that underflowed would matter
   double smallest_sum(T v_max) const {
     constexpr double of_D = static_cast<double>(smallest_denominator<T>),
                      of_N = static_cast<double>(smallest_normal_number<T>);

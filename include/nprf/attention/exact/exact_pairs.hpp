@@ -56,13 +56,13 @@ class ExactPairs {
     for_each_field(m_problem, m_keys, m_q, m_k, m_team, [&](const auto& field) { field.add(m_v, far, errors); });
   }
 
-  /// Calls emit(i, y_i, log_scale) for these rows of exact softmax (SoftmaxRows::forward).
+  /// Calls emit(i, y_i, log_scale) for each i of `rows`, where y_i is the row of exact softmax (SoftmaxRows::forward).
   template <class Emit>
   void for_each_softmax_row(std::span<const Index> rows, Emit&& emit) const {
     SoftmaxRows<T>(rows, m_problem, m_keys, m_q, m_k, m_team).forward(m_v, emit);
   }
 
-  /// The difference of these rows of y (n_q,d_v) from exact softmax.
+  /// Returns how the rows i of y (n_q,d_v), for each i of `rows`, differ from exact softmax.
   SoftmaxDifference difference(std::span<const Index> rows, const MatrixView<T>& y) const {
     const Workspace::Scope scope(m_team.workspace());
     double *differences = m_team.workspace().template take<double>(y.rows()),

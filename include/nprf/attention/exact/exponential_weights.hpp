@@ -17,10 +17,11 @@
 
 namespace nprf {
 
-/// The weights exp(s_ij + b_ij + a_i) of pairs, with scores s_ij = q_i.k_j and constants a_i and f_i of each query. As
-/// the weights C of a tiled product of scores S (toeplitz/direct/tiled_product.hpp) they replace S by f: with
-/// C = exp(S + b + a) the gradients of C U by S are those of (S o C) U at S = 1. The gradients of keys, values and
-/// biases are multiplied by f_i, but not those of queries, which could underflow.
+/// The weights exp(s_ij + b_ij + a_i) of pairs, with scores s_ij = q_i.k_j and constants a_i and f_i of each query.
+/// They are the weights C of a tiled product (toeplitz/direct/tiled_product.hpp). It computes gradients of (S o C) U.
+/// With C = exp(S + b + a) the gradients of C U by S and by U are those of (S o C) U at S = 1. S is replaced by f
+/// instead of 1, because what a row adds to the gradients of keys, values and biases is multiplied by f_i. The
+/// gradients of queries are not, because they could underflow.
 template <Real T>
 class ExponentialWeights final : public toeplitz::TileWeights<T> {
  public:
@@ -30,7 +31,7 @@ class ExponentialWeights final : public toeplitz::TileWeights<T> {
 
   toeplitz::RowRange keys(Index i0, Index rows, Index) const override { return m_biases.keys(i0, rows); }
 
-  /// s + b + a without s, until replace_scores() is called.
+  /// Sets the weights to b + a, until replace_scores() is called.
   void set(const toeplitz::PairBlock& of, toeplitz::WeightBlock<T>& c) const override {
     for (Index k = 0; k < Block<T>::rows; ++k) {
       T* row = c.own_row(k);
@@ -41,7 +42,7 @@ class ExponentialWeights final : public toeplitz::TileWeights<T> {
     }
   }
 
-  /// Completes the weights by the scores S, which become f.
+  /// Sets the weights to exp(S + b + a), and the scores S to f.
   void replace_scores(const toeplitz::PairBlock& of, T* S, Index stride, toeplitz::WeightBlock<T>& c) const override {
     for (Index k = 0; k < Block<T>::rows; ++k) {
       T* weights = c.own_row(k);
@@ -75,13 +76,13 @@ class ExponentialWeights final : public toeplitz::TileWeights<T> {
   const T *m_constants, *m_factors;
 };
 
-/// The queries, keys and values of pairs with exponential weights, and the gradients of their sums. Rows are those of
-/// the biases' queries.
+/// The queries, keys and values of pairs with exponential weights, and the gradients of their sums. There is a row for
+/// each query of the biases.
 template <Real T>
 struct ExponentialSums {
   const MatrixView<T>&q, &k, &U, &G;  // (rows,d) (n_k,d) (n_k,p) (rows,p)
   const double* log_scales;           // (rows)  weights are relative to exp(log_scale)
-  const int* exponents;               // (rows)  the share of a row in dk, dU and db gets the factor 2^exponent
+  const int* exponents;               // (rows)  what a row adds to dk, dU and db gets the factor 2^exponent
 };
 
 /// The gradients of exponential weights by q, k, U = [v 1] and b, in the caller's storage. All are added to.
@@ -91,22 +92,22 @@ struct FieldGradients {
   BiasGradient db;
 };
 
-/// The biases of the pairs of a field (ExactField). A log-weight of query i is reference(i) plus its bias. Neither is
-/// positive: log-weights are relative to the largest bias of all, or of the row.
+/// The biases of the pairs of a field (ExactField). A log-weight of query i is reference(i) plus the bias that set()
+/// returns. Neither is positive: log-weights are relative to the largest bias of all, or of the row.
 template <Real T>
 class FieldBiases : public ScoreBiases<T> {
  public:
   /// Whether the field has no pairs.
   virtual bool empty() const = 0;
 
-  /// The size of a share of the gradients of biases; 0: they are not requested.
+  /// The number of entries in a share of the gradients of biases; 0 if these gradients are not requested.
   virtual Index gradient_size(const BiasGradient& db) const { return db.size(); }
 
-  /// Adds gradients (count), those of the biases of query i and keys j0, j0 + 1, ..., to a share of db.
+  /// Adds `gradients` (count), those of the biases of query i and keys j0, j0 + 1, ..., to a share of db.
   virtual void add_gradient(Index i, Index j0, Index count, const T* gradients, const BiasGradient& db,
                             T* share) const = 0;
 
-  /// Adds shares (n,gradient_size()), in their order.
+  /// Adds n shares, the rows of `shares` (n,gradient_size()), to db, in their order.
   virtual void add_shares(const MatrixMap<T>& shares, const BiasGradient& db) const { db.add(shares); }
 
  protected:
@@ -114,8 +115,8 @@ class FieldBiases : public ScoreBiases<T> {
 };
 
 // with P = G U^T and S = q k^T:  dS = P o w, dq = dS k, dk = dS^T q, dU = w^T G, db = dS
-/// Adds the gradients of w U, w_ij = exp(q_i.k_j + b_ij + reference_i - log_scale_i), for the biases.reference(i) of
-/// which the biases of row i are differences.
+/// Adds the gradients of w U, where w_ij = exp(q_i.k_j + b_ij + reference_i - log_scale_i). biases.set() returns b_ij,
+/// and biases.reference(i) is reference_i.
 template <Real T>
 void add_exponential_gradients(const FieldBiases<T>& biases, const ExponentialSums<T>& of, FieldGradients<T> out,
                                const Team& team) {

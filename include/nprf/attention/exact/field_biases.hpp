@@ -42,7 +42,7 @@ class NearBiases final : public FieldBiases<T> {
 
   /// Whether there is any near lag.
   bool empty() const override { return m_lags.size() == 0; }
-  /// The largest bias, less the bias at which the weights of far lags are 1; the same for all queries.
+  /// The largest bias of the field minus the bias at which the weights of far lags are 1; the same for all queries.
   double reference(Index) const override { return m_reference; }
   /// The lags from the first near one to the last.
   LagRange lags() const { return m_lags; }
@@ -60,7 +60,7 @@ class NearBiases final : public FieldBiases<T> {
     for_each_near(i, j0, count, [&](Index j, Index lag) { b[j] = m_table[lag]; });
   }
 
-  /// Shares have the gradients of the lags().
+  /// A share has one gradient for each of lags().
   Index gradient_size(const BiasGradient& db) const override { return db.lags.empty() ? 0 : m_lags.size(); }
 
   void add_gradient(Index i, Index j0, Index count, const T* gradients, const BiasGradient&, T* share) const override {
@@ -75,7 +75,7 @@ class NearBiases final : public FieldBiases<T> {
  private:
   static constexpr double infinity = std::numeric_limits<double>::infinity();
 
-  // calls use(j, lag) for each key j0 + j of `count` keys whose lag is one of lags(), counted from the first of these
+  // calls use(j, lag - lags().first) for each j < count for which the lag of query i and key j0 + j is one of lags()
   template <class Use>
   void for_each_near(Index i, Index j0, Index count, const Use& use) const {
     const Slots& slots = m_keys.slots;
@@ -92,14 +92,14 @@ class NearBiases final : public FieldBiases<T> {
   }
 
   const Placement &m_queries, &m_keys;
-  Index m_first_lag;  // of LagProblem::lags
+  Index m_first_lag;  // LagProblem::lags.first
   LagRange m_lags;
   T* m_table;  // (lags)
   double m_reference = 0;
 };
 
 /// The biases of all queries and the attention sinks, the first keys (LagProblem::sinks), relative to the largest of
-/// each query; -infinity for near pairs, which the near field has.
+/// these biases of each query; -infinity for near pairs, which belong to the near field.
 template <Real T>
 class SinkBiases final : public FieldBiases<T> {
  public:
@@ -116,7 +116,7 @@ class SinkBiases final : public FieldBiases<T> {
   }
 
   bool empty() const override { return m_count == 0; }
-  /// The largest bias of a query, less the bias at which its weights of far keys are 1.
+  /// The largest bias of query i and a sink, minus the bias at which a weight of query i and a far key is 1.
   double reference(Index i) const override { return m_largest[i] > minus_infinity ? m_largest[i] : 0; }
 
   toeplitz::RowRange keys(Index, Index) const override { return {0, m_count}; }
@@ -144,7 +144,8 @@ class SinkBiases final : public FieldBiases<T> {
     return m_keys.slots[j - m_keys.outside] - m_problem.queries.slots[i - m_problem.queries.outside];
   }
 
-  // the bias, less that at which the weights of far keys of the query are 1 (lower_lags.hpp)
+  // the bias of query i and sink j, minus the bias at which a weight of query i and a far key is 1
+  // (LagProblem::unit_bias)
   double log_weight(Index i, Index j) const {
     if (has_slots(i, j)) {
       const Index at = lag(i, j);

@@ -13,14 +13,15 @@
 
 namespace nprf {
 
-/// Some rows of attention compared with those of exact softmax: the squares of their differences and of the latter,
-/// summed, for values in units of 2^exponent.
+/// Compares some rows of attention with the rows of exact softmax. `difference` is the sum of the squares of their
+/// differences, `size` that of the squares of the rows of exact softmax, for values in units of 2^exponent.
 struct SoftmaxDifference {
   Index rows = 0;
   double difference = 0, size = 0;
   int exponent = 0;
 
-  /// In the unit of the larger sums, so that they do not overflow and the smaller ones underflow only beside them.
+  /// The result has the unit of the operand with the larger sums, so that these do not overflow, and the smaller sums
+  /// underflow only where they are negligible beside these.
   SoftmaxDifference& operator+=(const SoftmaxDifference& other) {
     const int unit = log2_of_sums() < other.log2_of_sums() ? other.exponent : exponent;
     const auto in_unit = [unit](double sum, int from) { return std::ldexp(sum, 2 * (from - unit)); };
@@ -40,8 +41,8 @@ struct SoftmaxDifference {
   }
 };
 
-/// Sets `rows` to some of n queries, increasing: one in each of rows.size() parts of equal length, which must not be
-/// more than n, drawn from the seed and the stream (Philox).
+/// Sets `rows` to some of n queries, increasing. The queries are divided into rows.size() parts, at most n, whose
+/// lengths differ by at most 1, and one query of each part is drawn, from the seed and the stream (Philox).
 inline void draw_rows(Index n, std::uint64_t seed, std::uint64_t stream, std::span<Index> rows) {
   const auto word = [](std::uint64_t x, int part) { return static_cast<std::uint32_t>(x >> (32 * part)); };
   const Index count = static_cast<Index>(rows.size());

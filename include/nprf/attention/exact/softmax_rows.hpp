@@ -16,7 +16,7 @@
 
 namespace nprf {
 
-/// The biases of some queries and all keys, relative to the largest of each query.
+/// The biases of some queries and all keys, relative to the largest bias of each query.
 template <Real T>
 class SubsetBiases final : public FieldBiases<T> {
  public:
@@ -29,7 +29,7 @@ class SubsetBiases final : public FieldBiases<T> {
   }
 
   bool empty() const override { return m_rows.count() == 0; }
-  /// Log-scales of rows of softmax are relative to the largest bias, too.
+  /// It is 0: log-scales of rows of softmax are relative to the largest bias of the row, too.
   double reference(Index) const override { return 0; }
 
   toeplitz::RowRange keys(Index i0, Index rows) const override {
@@ -78,8 +78,8 @@ class SoftmaxRows {
         m_k(k),
         m_team(team) {}
 
-  /// Calls emit(i, y_i, log_scale) for each row i of `rows`, with y_i (1,d_v) for values v (n_k,d_v), and the logarithm
-  /// of its sum of exp(s_ij + b_ij - max_j b_ij). May call it from several threads.
+  /// Calls emit(i, y_i, log_scale) for each row i of `rows`, with y_i (1,d_v) for values v (n_k,d_v), and with
+  /// log_scale = log(sum_j exp(s_ij + b_ij - max_j b_ij)). May call it from several threads.
   template <class Emit>
   void forward(const MatrixView<T>& v, Emit&& emit) const {
     const MatrixView<T> q = m_q;
@@ -89,12 +89,12 @@ class SoftmaxRows {
     });
   }
 
-  /// For U = [v 1] (n_k,d_v+1), G (n_q,d_v+1) = dL/d[N D] where D is 1, and the log_scales of forward (n_q). The share
-  /// of row i in dk, dU and db gets the factor 2^exponents_i.
+  /// Adds the gradients of the rows to `out`, for U = [v 1] (n_k,d_v+1), G (n_q,d_v+1) = dL/d[N D] where D is 1, and
+  /// the log_scales of forward (n_q). What row i adds to dk, dU and db is multiplied by 2^exponents_i.
   void backward(const MatrixView<T>& U, const MatrixView<T>& G, const double* log_scales, const int* exponents,
                 FieldGradients<T> out) const {
     const Workspace::Scope scope(m_team.workspace());
-    auto dq = m_team.workspace().template matrix<T>(m_rows.count(), m_q.cols());  // of these rows
+    auto dq = m_team.workspace().template matrix<T>(m_rows.count(), m_q.cols());  // of the rows of the subset
     dq.setZero();
     const MatrixView<T> q = m_q, rows_of_G = m_rows.template of<T>(G);
     double* scales = m_team.workspace().template take<double>(m_rows.count());

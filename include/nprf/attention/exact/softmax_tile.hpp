@@ -24,19 +24,20 @@ class ScoreBiases {
   /// that the query does not attend to.
   virtual void set(Index i, Index j0, Index count, T* b) const = 0;
 
-  /// That constant, relative to the one that log-scales of the query's weights are relative to.
+  /// The constant that set() subtracts from the biases of query i, minus the bias that log-scales of the query's
+  /// weights are relative to.
   virtual double reference(Index i) const = 0;
 
  protected:
   ~ScoreBiases() = default;
 };
 
-/// Sums of exact softmax, relative to the largest exponent of a row. A query that attends to no key has the largest
-/// -infinity and sums of 0; one with a NaN among its exponents has NaN.
+/// Sums of exact softmax. The weights of a row are relative to its largest exponent s_ij + b_ij. For a query that
+/// attends to no key, `largest` is -infinity and the sums are 0; a query with a NaN among its exponents has NaN sums.
 template <Real T>
 struct SoftmaxSums {
   MatrixRef<T> N;  // (rows,d_v)  sum_j exp(s_ij + b_ij - largest_i) v_j
-  T *D, *largest;  // (rows)      the same for values of 1; max_j (s_ij + b_ij)
+  T *D, *largest;  // (rows)      sum_j exp(s_ij + b_ij - largest_i); max_j (s_ij + b_ij)
 };
 
 /// Exact softmax of the scores s_ij = q_i.k_j of a tile of queries, with a running maximum (Milakov and Gimelshein
@@ -44,7 +45,8 @@ struct SoftmaxSums {
 template <Real T>
 class SoftmaxTile {
  public:
-  /// The largest number of queries, which share a copy of k^T, and of keys in a run.
+  /// rows: the largest number of queries in a tile, which share a copy of k^T. keys: the largest number of keys in a
+  /// run.
   static constexpr Index rows = 16 * Block<T>::rows, keys = softmax_run_keys;
 
   /// For keys k (n_k,d) and values v (n_k,d_v).
@@ -77,7 +79,7 @@ class SoftmaxTile {
   static constexpr T infinity = std::numeric_limits<T>::infinity();
   static constexpr Index W = Pack<T>::size;
 
-  // adds the terms of a run of keys to the rows i..i+count-1 of the tile
+  // adds what a run of keys contributes to the sums of the rows i..i+count-1 of the tile
   void add_block(Index i0, Index i, Index count, toeplitz::RowRange run, SoftmaxSums<T>& out) {
     const auto [begin, end] = m_biases.keys(i0 + i, count);
     const Index first = (std::max(begin, run.begin) - run.begin) / W * W, last = std::min(end, run.end) - run.begin;
@@ -95,7 +97,7 @@ class SoftmaxTile {
                          out.N.outerStride());  // (count,d_v)
   }
 
-  // S = exp(S + b - largest) of a row, whose sums so far are divided by exp of the rise of the largest
+  // S = exp(S + b - largest) of row i. If its largest exponent rises, its sums so far are divided by exp(rise)
   void exponentials(Index i, T* S, Index packs, SoftmaxSums<T>& out) const {
     Pack<T> max = Pack<T>::all(-infinity);
     for (Index j = 0; j < packs * W; j += W) {

@@ -22,13 +22,14 @@ bool is_finite_row(const Row& x) {
   return (x.array() - x.array()).sum() == 0;
 }
 
-/// Non-finite keys and values. An FFT would propagate a NaN to all rows, and a tile to rows that do not attend to it.
-/// So they are replaced by zeros before the product, and propagated afterwards to the rows that attend to them. O(n_k r
-/// + (n_q + n_k) d_v), times log n if the attended lags are many runs (weights/lag_set.hpp).
+/// Treats non-finite keys and values. An FFT would propagate a NaN to all rows, and a tile to rows that do not attend
+/// to it. So non-finite keys and values are replaced by zeros before the product, and propagated afterwards to the rows
+/// that attend to them. O(n_k r + (n_q + n_k) d_v), times log n if the attended lags are many runs (LagSet).
 template <Real T>
 class NonFinite {
  public:
-  /// Sets the non-finite rows of B (n_k,r) to zero, and their log-scales (n_k) to -infinity; these may be null.
+  /// Sets the non-finite rows of B (n_k,r) to zero, and the log-scales of these keys to -infinity. `key_log_scales`
+  /// (n_k) may be null.
   NonFinite(const PreparedPosition<T>& position, const Placement& keys, MatrixRef<T> B, double* key_log_scales,
             const Team& team)
       : m_position(position), m_keys(keys) {
@@ -69,8 +70,8 @@ class NonFinite {
     return finite;
   }
 
-  /// An entry of y (n_q,d_v) whose query attends to a non-finite value becomes NaN; or, if the weights are positive,
-  /// that infinity, or NaN for infinities of both signs.
+  /// An entry of y (n_q,d_v) becomes NaN if its query attends to non-finite values in the same column of v. But if the
+  /// features are positive and all of these values are the same infinity, it becomes this infinity.
   void propagate(const MatrixView<T>& v, bool all_positive, MatrixRef<T> y, const Team& team) const {
     if (!m_values.empty())
       team.run((y.cols() + columns - 1) / columns, [&](Index task, Workspace& scratch) {
@@ -93,7 +94,8 @@ class NonFinite {
     return {rows, static_cast<std::size_t>(count)};
   }
 
-  // adds `kind` where a query attends to a value of this kind: infinities of one sign, or all values that give NaN
+  // adds `kind` to the entries of y whose query attends to a value of this kind: infinities of one sign if `kind` is
+  // that infinity, or all values that give NaN if it is NaN
   void add(const MatrixView<T>& v, bool all_positive, T kind, Index p0, Index cols, MatrixRef<T>& y,
            Workspace& scratch) const {
     const auto is_of_kind = [=](T x) {
@@ -114,11 +116,11 @@ class NonFinite {
         if (attends(i, p) > 0) y(i, p0 + p) += kind;
   }
 
-  static constexpr Index columns = 8;  // at a time
+  static constexpr Index columns = 8;  // of y at a time
 
   const PreparedPosition<T>& m_position;
   const Placement& m_keys;
-  const double* m_attends = nullptr;  // (n_q)  1: to a non-finite key; null: there is none
+  const double* m_attends = nullptr;  // (n_q)  1: the query attends to a non-finite key; null: there is no such key
   std::span<const Index> m_values;    // the keys whose values are not all finite
 };
 
@@ -129,7 +131,7 @@ class NonFinite {
 template <Real T>
 class NonFiniteGradients {
  public:
-  /// Sets the non-finite entries of G (n_q,d_v+1) to zero. is_finite(i) is whether row i has none.
+  /// Sets the non-finite entries of G (n_q,d_v+1) to zero. is_finite(i) is whether row i has no such entry.
   template <class IsFinite>
   NonFiniteGradients(const PreparedPosition<T>& position, const Placement& keys, MatrixMap<T> G, IsFinite&& is_finite,
                      const Team& team)

@@ -15,28 +15,29 @@
 
 namespace nprf {
 
-/// The error of k roundings of a sum, in eps / 2. They are at most k. Independent ones grow with sqrt(k), but those of
-/// equal terms are correlated: the most that was measured is k / 8.
+/// The error of a sum after k roundings, in units of eps / 2: at most k. Independent roundings add up to a multiple of
+/// sqrt(k), but the roundings of equal terms are correlated: the most that was measured for them is k / 8.
 inline double growth_of_roundings(Index k) {
   const double all = static_cast<double>(k);
   return std::min(all, 1.5 * std::sqrt(all) + all / 8);
 }
 
-/// The rounding error of a row's sums over r features and over `keys` keys that are summed plainly, relative to the sum
-/// of the terms' magnitudes.
+/// The rounding error of a row's sums over r features and over `keys` keys that are added without compensation
+/// (long_sums.hpp), relative to the sum of the terms' magnitudes.
 template <Real T>
 double error_of_sums(Index r, Index keys) {
-  // numerator and denominator share the scores, but not the sums over runs of keys
+  // numerator and denominator have the same scores, which count once, but each has sums over runs of keys of its own
   const Index terms = std::min(keys, run_keys) + 4 * keys / run_keys;
   const double roundings = growth_of_roundings(r) + 2 * growth_of_roundings(terms) + 4;
   return static_cast<double>(std::numeric_limits<T>::epsilon()) / 2 * roundings;
 }
 
-/// The relative error of the weights exp(b - max b), of which b - max b is computed in double: 0 in float. A row whose
-/// biases are all farther from the maximum than row_keeps_precision() allows is recomputed.
+/// The relative error of the weights exp(b - max b) because b - max b is rounded. This difference is computed in
+/// double, so this error counts as 0 if T is float. A row whose biases are all farther from the maximum than
+/// row_keeps_precision() allows is recomputed.
 template <Real T>
 double error_of_weights(double bias_spread) {
-  // -ln sqrt(min): the smallest denominator that keeps its precision (row_quotient.hpp)
+  // -ln(sqrt(min)), where sqrt(min) is the smallest denominator that keeps its precision (row_quotient.hpp)
   constexpr double max_spread = 354;
   return sizeof(T) == sizeof(double) ? std::numeric_limits<double>::epsilon() / 2 * std::min(bias_spread, max_spread)
                                      : 0;
@@ -46,9 +47,10 @@ double error_of_weights(double bias_spread) {
 template <Real T>
 inline constexpr double largest_exponent = sizeof(T) == sizeof(float) ? 104 : 745;
 
-/// The rounding error of rows of exact softmax over `keys` keys, relative to the largest |v|: that of the weights
-/// exp(q.k + b), for d channels, norms of q and k with the product `norms`, and biases up to `bias_spread` apart, of
-/// which the row attends to one within largest_exponent of the largest; and that of the sums over runs of `run` keys.
+/// The rounding error of rows of exact softmax over `keys` keys, relative to the largest |v|. It has two parts: the
+/// error of the weights exp(q.k + b), for d channels, and the error of the sums over runs of `run` keys. `norms` is the
+/// product of the norms of q and k. The biases are up to `bias_spread` apart; each row attends to a key whose bias is
+/// within largest_exponent of the largest bias.
 template <Real T>
 double error_of_softmax(Index d, double norms, double bias_spread, Index keys, Index run = softmax_run_keys) {
   const double scores = growth_of_roundings(d) * norms + 2 * (norms + std::min(bias_spread, largest_exponent<T>));
@@ -62,15 +64,15 @@ double error_of_softmax(Index d, double norms, double bias_spread, Index keys, I
 ///
 ///     bound_i = fft_error_i + e condition_i
 ///
-/// where fft_error_i is the bound of quotient_error() (row_quotient.hpp), and the second term that of other errors.
+/// where fft_error_i is the bound of quotient_error() (row_quotient.hpp), and the second term bounds all other errors.
 ///
 /// With positive features the condition is 1: |y_i| <= v_max(i), and an error e of all weights changes y by at most e
 /// v_max(i), because the mean distance of values from their mean is at most v_max(i). With features of both signs it is
-/// |A_i| sum_j c_ij |B_j| / |D_i| (1 + max(1, |y_i| / v_max(i))). O((n_q + n_k) r).
+/// (|A_i| sum_j c_ij |B_j|) / |D_i| * (1 + max(1, |y_i| / v_max(i))). O((n_q + n_k) r).
 template <Real T>
 class RowErrorBound {
  public:
-  /// For the product of x with values v (n_k,d_v), where `value_maxima` (n_k) are the largest |v| of each key.
+  /// For the product of x with values v (n_k,d_v), of which `value_maxima` (n_k) has the largest |v| of each key.
   RowErrorBound(const PreparedPosition<T>& position, const toeplitz::BorderedProduct<T>& product,
                 const toeplitz::Factors<T>& x, const T* value_maxima, bool all_positive, const Team& team) {
     Workspace& workspace = team.workspace();
@@ -101,20 +103,22 @@ class RowErrorBound {
     return std::isnan(error) ? std::numeric_limits<double>::infinity() : error;
   }
 
-  /// (n_q)  v_max(i).
+  /// v_max(i) of each row (n_q).
   const T* largest_values() const { return m_largest_values; }
 
-  /// The sum of the magnitudes of the terms of row i, and what an FFT may have added to it.
+  /// A bound of the terms of row i, the sum of the magnitudes of what is added up in its denominator: it includes the
+  /// bound of the FFT's error.
   double size_of_terms(Index i, T D) const {
     return std::abs(static_cast<double>(m_terms ? m_terms[i] : D)) + (m_fft_errors.Y ? m_fft_errors.sums[i] : 0);
   }
-  /// Multiplies the terms of row i by a factor.
+  /// Multiplies the terms of row i and the bounds of its FFT errors by a factor, by which N_i and D_i are multiplied
+  /// too.
   void scale(Index i, T factor) {
     if (m_terms) m_terms[i] *= factor;
     if (m_fft_errors.Y)
       m_fft_errors.Y[i] *= static_cast<double>(factor), m_fft_errors.sums[i] *= static_cast<double>(factor);
   }
-  /// Adds positive terms to row i that are computed without an FFT.
+  /// Adds `terms`, a sum of positive weights that is computed without an FFT, to the terms of row i.
   void add_exact(Index i, T terms) {
     if (m_terms) m_terms[i] = std::abs(m_terms[i]) + terms;
   }
@@ -126,7 +130,7 @@ class RowErrorBound {
     const double d = std::abs(static_cast<double>(D)), error = m_fft_errors.Y ? m_fft_errors.sums[i] : 0;
     return (std::abs(static_cast<double>(m_terms[i])) + error) / d * (1 + magnitude(i, N, d));
   }
-  /// The condition of row i, from y and from terms = |A_i| sum_j c_ij |B_j| / |D_i|.
+  /// The condition of row i, from y and from terms = (|A_i| sum_j c_ij |B_j|) / |D_i|.
   template <class RowY>
   double condition_of(Index i, const RowY& y, double terms) const {
     return m_terms ? terms * (1 + magnitude(i, y, 1)) : 1;

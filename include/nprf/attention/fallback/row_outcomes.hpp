@@ -11,12 +11,14 @@
 
 namespace nprf {
 
-/// What a row of y is: N / D; the same with D <= 0; zeros, since the query attends to no key; NaN; none of these yet;
-/// or N / D from its features, recomputed.
+/// What a row of y has. normalized: N / D. indefinite: N / D, but D <= 0. empty: zeros, since the query attends to no
+/// key. non_finite: NaN. to_recompute: nothing yet, or the row of exact softmax. recomputed: N / D, recomputed from its
+/// features.
 enum class RowState : char { normalized, indefinite, empty, non_finite, to_recompute, recomputed };
 
 /// The state of a row, and the error of its numbers relative to the largest |v| that the query attends to: at most
-/// fft_error + other_error, where other_error is that of a row of condition 1 times `condition` (RowErrorBound).
+/// fft_error + other_error, where other_error is the error of a row of condition 1, multiplied by `condition`
+/// (RowErrorBound).
 struct RowOutcome {
   RowState state;
   double fft_error = 0, other_error = 0, condition = 0;
@@ -43,7 +45,8 @@ class RowOutcomes {
     return found;
   }
 
-  /// The largest of a number of all rows, at least 0: largest(&RowOutcome::condition). O(n_q).
+  /// The largest value of one member of RowOutcome over all rows, at least 0. Example: largest(&RowOutcome::condition).
+  /// O(n_q).
   template <class Number>
   double largest(Number number) const {
     double most = 0;

@@ -25,8 +25,9 @@ namespace nprf {
 ///
 ///     w_j = (a.B_j) e_j,  e_j = exp(b_j - max b) / c,  D = sum_j w_j,  y = sum_j w_j v_j / D
 ///
-/// with the constant c that makes the largest |w_j| 1, so that w_j v_j does not underflow beside it. It is for rows
-/// that lose their precision or underflow in T, even with weights relative to the row. O(n_k (r + d_v)).
+/// for the features a of the query, with the constant c that makes the largest |w_j| 1, so that w_j v_j does not
+/// underflow beside it. It is for rows that lose their precision or underflow in T, even with weights relative to the
+/// row. O(n_k (r + d_v)).
 template <Real T>
 class DoubleRow {
  public:
@@ -42,7 +43,7 @@ class DoubleRow {
     if (m_largest > 0) b /= m_largest;
   }
 
-  /// Sets y (1,d_v) and returns c D.
+  /// Sets y (1,d_v) and returns c D, the denominator with weights that are not divided by c.
   double forward(MatrixRef<T> y, Workspace& scratch) const {
     const Workspace::Scope scope(scratch);
     const Index d_v = m_v.cols();
@@ -72,9 +73,9 @@ class DoubleRow {
     double* db;               // (n_k), set
   };
 
-  // forward: y = sum_j w_j v_j / D; so with h_j = (dy.v_j - dy.y) / D
+  // forward: y = sum_j w_j v_j / D, where w_j = (a.B_j) e_j as above; so with h_j = (dy.v_j - dy.y) / D
   //     da = sum_j h_j e_j B_j    dB_j = h_j e_j a    dv_j = (w_j / D) dy    db_j = h_j w_j
-  /// For y (1,d_v) of forward() and dy (1,d_v) = dL/dy.
+  /// Computes the gradients for dy (1,d_v) = dL/dy, and for the y (1,d_v) that forward() has set.
   void backward(const MatrixView<T>& y, const MatrixView<T>& dy, Gradients out, Workspace& scratch) const {
     const Workspace::Scope scope(scratch);
     const Index d_v = m_v.cols();
@@ -116,7 +117,8 @@ class DoubleRow {
 template <Real T>
 class RowRecompute {
  public:
-  /// For the queries `rows`, increasing. x has the features of all queries and of the keys, with the keys' log-scales.
+  /// `rows` are the queries whose rows are recomputed, increasing. x has the features of all queries and of the keys,
+  /// and the keys' log-scales.
   RowRecompute(std::span<const Index> rows, const LagProblem<T>& problem, const toeplitz::Factors<T>& x,
                const FeatureMapView<T>& features, const Team& team)
       : m_rows(rows, team),
@@ -127,18 +129,19 @@ class RowRecompute {
         m_A(m_rows.of<T>(x.A)),
         m_tiles(m_bias, m_rows, team) {}
 
-  /// Of a recomputed row: whether its denominator is positive; the sum of the magnitudes of its terms, |A_i| |B_j| for
-  /// A_i.B_j, over |D|, which is 1 if all features are positive; and whether the products of its features underflow, so
-  /// that it is left to exact softmax.
+  /// What is found of a row. positive: its denominator D is positive. terms: (|A_i| sum_j c_ij |B_j|) / |D|, or 1 if
+  /// all features are positive. is_left: the products of its features underflow, so that the row is left to exact
+  /// softmax.
   struct Outcome {
     bool positive;
     double terms;
     bool is_left = false;
   };
 
-  /// Sets their rows of y (n_q,d_v) for x.U = v, their denominators (n_q), 0 if summed in double, and `outcomes`, one
-  /// for each, but y and the denominator of no row that is left. A query's largest |v| is in largest_values (n_q).
-  /// Unless `saved_scale` is 0, numerators must not underflow in backward either, which divides v by it.
+  /// For x.U = v. Sets the recomputed rows of y (n_q,d_v) and of `denominator` (n_q), which becomes 0 for a row that is
+  /// summed in double, and one of `outcomes` for each row of the constructor. Of a row that is left only the outcome is
+  /// set. largest_values (n_q) has the largest |v| that each query attends to. Backward divides v by `saved_scale`,
+  /// unless that is 0; a row whose numerators would then underflow is summed in double, too.
   void forward(const T* largest_values, T saved_scale, MatrixRef<T> y, Eigen::Ref<Vector<T>> denominator,
                Outcome* outcomes) const {
     Workspace& workspace = m_team.workspace();
@@ -151,7 +154,8 @@ class RowRecompute {
     for (Index k = 0; k < rows; ++k) A.row(k) *= raising(largest_values[m_rows.index(k)]);
     m_tiles.contract(A, m_x.B, m_x.U, N, D.data());
     if (!all_positive) sum_term_magnitudes(terms.data());
-    const T least = static_cast<T>(m_x.B.rows()) * smallest_normal_number<T>;  // of a numerator
+    // |D| v_max is at least this in a row whose numerators have not underflowed (row_keeps_precision())
+    const T least = static_cast<T>(m_x.B.rows()) * smallest_normal_number<T>;
     for (Index k = 0; k < rows; ++k) {
       const Index i = m_rows.index(k);
       const T v_max = largest_values[i], d = D[k] / raising(v_max);
@@ -173,26 +177,26 @@ class RowRecompute {
     });
   }
 
-  /// The outputs of forward and their gradients, by query; only those of the recomputed rows are read.
+  /// The outputs of forward and their gradients, a row for each query. Only the recomputed rows are read.
   struct OutputGradients {
     MatrixView<T> G;       // (n_q,d_v+1) dL/d[N D]; zero for rows in double
     MatrixView<T> y, dy;   // (n_q,d_v)
-    const int* exponents;  // (n_q) a row's shares in dB, dU and db get the factor 2^exponent
+    const int* exponents;  // (n_q) what row i adds to dB, dU and db gets the factor 2^exponents[i]
     const T* denominator;  // (n_q) 0 for rows in double
   };
 
-  /// The gradients of the factors: of the recomputed rows of A, which are set, and the others, which are added to.
+  /// The gradients of the factors. The recomputed rows of dA are set; dB, dU and db are added to.
   struct FactorGradients {
     MatrixRef<T> dA, dB, dU;  // (n_q,r) (n_k,r) (n_k,d_v+1)
     BiasGradient db;
   };
 
-  /// For x.U = [v 1].
+  /// Computes the gradients. x.U must be [v 1].
   void backward(const OutputGradients& of, FactorGradients out) const {
     Workspace& workspace = m_team.workspace();
     const Workspace::Scope scope(workspace);
     const Index rows = m_rows.count();
-    auto dA = workspace.template matrix<T>(rows, out.dA.cols());  // of these rows
+    auto dA = workspace.template matrix<T>(rows, out.dA.cols());  // of the recomputed rows
     m_tiles.gradients(m_A, m_x.B, m_x.U, m_rows.of<T>(of.G), {dA, out.dB, out.dU, out.db});
     for (Index k = 0; k < rows; ++k)
       if (of.denominator[m_rows.index(k)] == 0) add_in_double(k, of, dA.middleRows(k, 1), out);
@@ -201,7 +205,7 @@ class RowRecompute {
 
  private:
   // A power of two by which the features of a query are multiplied, so that its sums of tiny values do not underflow; 1
-  // unless the largest value is tiny. At most the inverse of the smallest denominator, so that no sum overflows
+  // unless the largest value is tiny. It is at most the inverse of the smallest denominator, so that no sum overflows
   static T raising(T largest_value) {
     if (largest_value == 0 || largest_value * max_scale_ratio<T> >= 1) return 1;
     return std::min(1 / scale_above(largest_value), 1 / smallest_denominator<T>);
@@ -214,7 +218,7 @@ class RowRecompute {
     return {m_A.middleRows(k, 1), m_x.B, v, b};
   }
 
-  // the gradients of the k-th row
+  // adds the gradients of the k-th recomputed row, in double
   void add_in_double(Index k, const OutputGradients& of, MatrixRef<T> da, FactorGradients& out) const {
     Workspace& workspace = m_team.workspace();
     const Workspace::Scope scope(workspace);
@@ -228,7 +232,7 @@ class RowRecompute {
         out.db.border.data());
   }
 
-  // sum_j |A_i| |B_j| c_ij of each row
+  // sets terms (rows) to |A_i| sum_j c_ij |B_j| of each row
   void sum_term_magnitudes(T* terms) const {
     Workspace& workspace = m_team.workspace();
     const Workspace::Scope scope(workspace);

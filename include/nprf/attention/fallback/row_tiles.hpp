@@ -15,17 +15,17 @@
 
 namespace nprf {
 
-/// A subset of the queries, and its rows of matrices that have a row for each query.
+/// A subset of the queries. Its rows are copied from and to matrices that have a row for each query.
 class RowSubset {
  public:
-  /// The queries with these indices, increasing.
+  /// The queries with these indices, which must increase.
   RowSubset(std::span<const Index> indices, const Team& team) : m_indices(indices), m_team(team) {}
 
   Index count() const { return static_cast<Index>(m_indices.size()); }
   /// The index of the i-th query of the subset among all queries.
   Index index(Index i) const { return m_indices[static_cast<std::size_t>(i)]; }
 
-  /// A copy of their rows of x.
+  /// Returns a copy of the subset's rows of x, in the workspace.
   template <Real T>
   MatrixMap<T> of(const MatrixView<T>& x) const {
     auto rows = m_team.workspace().matrix<T>(count(), x.cols());
@@ -35,7 +35,7 @@ class RowSubset {
     return rows;
   }
 
-  /// Copies `rows` to their rows of x.
+  /// Copies `rows`, one for each query of the subset, to the subset's rows of x.
   template <Real T>
   void put(const MatrixView<T>& rows, MatrixRef<T> x) const {
     m_team.run_tiles(count(), [&](Index i0, Index n, Workspace&) {
@@ -49,13 +49,14 @@ class RowSubset {
 };
 
 /// The weights exp(b_ij - max_j b_ij) of some rows of attention. Runs and chunks of keys begin at the same keys
-/// whichever rows a tile has, so that no bit of a row depends on the others.
+/// whichever rows a tile has, so that no bit of a row depends on the other rows.
 template <Real T>
 class RowWeights final : public toeplitz::TileWeights<T> {
  public:
   using Largest = typename PairBias<T>::Largest;
 
-  /// The largest bias of each row: without the keys' log-scales, and then, relative to it, with them.
+  /// Two maxima of each row over its keys: `bias` of the biases alone; `scaled` of each bias minus `bias`, plus the
+  /// log-scale of the key.
   struct Maxima {
     const Largest* bias;
     const double* scaled;
@@ -90,8 +91,8 @@ class RowWeights final : public toeplitz::TileWeights<T> {
   Maxima m_largest;
 };
 
-/// The unnormalised output of some rows of attention, each with weights relative to the largest of the row, so that it
-/// is precise however small a row is beside others:
+/// The unnormalised output of some rows of attention, each with weights relative to the largest of the row, so that a
+/// row is precise however small it is beside other rows:
 ///
 ///     Y_i = sum_j w_ij U_j,  w_ij = (A_i.B_j) exp(b_ij - max_j b_ij)
 ///
@@ -103,7 +104,8 @@ class RowTiles {
   RowTiles(const PairBias<T>& bias, const RowSubset& rows, const Team& team)
       : m_bias(bias), m_rows(rows), m_team(team), m_weights(bias, rows, largest()) {}
 
-  /// Y (rows,p) and sums (rows), the same for a column of ones, for A (rows,r), B (n_k,r), U (n_k,p).
+  /// Sets Y (rows,p) for A (rows,r), B (n_k,r), U (n_k,p), and sums (rows) to the column of Y for a column of ones in
+  /// U.
   void contract(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, MatrixRef<T> Y, T* sums) const {
     const auto x = toeplitz::Factors<T>::without_gaps(A, B, U);
     toeplitz::TiledProduct<T>(x, m_weights).contract(Y, m_team, sums);

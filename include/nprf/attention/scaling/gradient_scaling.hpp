@@ -18,23 +18,25 @@
 namespace nprf {
 
 /// The inputs A', G and U of the product's gradients, in power-of-two scales in which neither dy / D nor the gradients
-/// overflow or underflow. Values and dy are divided by scales of their own, so that none of those that matter exceeds
-/// 1. Each row has a factor f_i, a power of two, which is moved from the gradient to the features:
+/// overflow or underflow. Values are divided by one scale and dy by another, so that no entry that matters exceeds 1.
+/// Each row has a factor f_i, a power of two, which is moved from the gradient to the features:
 ///
 ///     A'_i = f_i A_i    G_i = [dy_i  -(dy_i.y_i)] / (D_i f_i)    dA_i = f_i dA'_i
 ///
 /// If rows share an FFT's rounding errors, f_i makes the largest entry of G_i at most 1. If rounding is per row, f_i is
-/// reduced further until A'_i is at most 1, but not so far that G_i could overflow: if D_i is small because all weights
-/// c[j-i] are small, c[j-i] (G_i.U_j) would underflow beside a large A'_i.
+/// then reduced until A'_i is at most 1: where D_i is small because all weights c[j-i] are small, c[j-i] (G_i.U_j)
+/// would underflow beside a large A'_i. f_i is not reduced so far that G_i could overflow.
 ///
-/// Rows without a gradient are zero. The rows that were summed in double (fallback/row_recompute.hpp) have a zero G_i
-/// but keep their features, and their factor is that of dy alone. Non-finite entries of G affect no scale.
+/// Rows without a gradient are zero in A' and G. The rows that were summed in double (fallback/row_recompute.hpp) have
+/// a zero G_i but keep their features, and their f_i comes from the scale of dy alone. Non-finite entries of G affect
+/// no scale.
 template <Real T>
 class GradientScaling {
  public:
-  /// For the product's rounding; that of recomputed rows is per row. The values' scale is that of the values that rows
-  /// with a finite gradient attend to. Values that only other rows attend to become zero if they are far larger. Refers
-  /// to `saved` and dy (n_q,d_v). O(n_q (r + d_v)), and O(n_k d_v + n log n) if values differ that much.
+  /// `rounding` is the product's; recomputed rows are rounded per row. The scale of the values is that of the values
+  /// that rows with a finite gradient attend to. If values that only other rows attend to are far larger, they become
+  /// zero. Refers to `saved` and dy (n_q,d_v). O(n_q (r + d_v)), and O(n_k d_v + n log n) if some values are that much
+  /// larger.
   GradientScaling(const SavedSequence<T>& saved, const MatrixView<T>& dy, toeplitz::Rounding rounding,
                   const PreparedPosition<T>& position, const Placement& keys, const Team& team)
       : m_saved(saved),
@@ -63,7 +65,8 @@ class GradientScaling {
       U.leftCols(dy.cols()) /= m_value_scale;
       m_U = U.data();
     }
-    // in the smaller scale the products of other rows may overflow
+    // in the smaller scale, products in the rows without a finite gradient may overflow: these rows are left as they
+    // are
     if (is_too_large) set_gradients([this](Index i) { return m_rows[i].has_finite_gradient(); }, team);
     m_dy_scale = scale_above(largest_dy);
     m_exponent = exponent_of(m_value_scale) + exponent_of(m_dy_scale) + saved.value_exponent;
@@ -77,7 +80,7 @@ class GradientScaling {
   /// [v 1] (n_k,d_v+1), v divided by value_scale().
   Eigen::Map<const Matrix<T>> U() const { return {m_U, m_saved.U.rows(), m_saved.U.cols()}; }
 
-  /// The scales of the saved values and of dy, and that of row i of dy.
+  /// The scale of the saved values; that of all of dy; that of row i of dy alone.
   T value_scale() const { return m_value_scale; }
   T dy_scale() const { return m_dy_scale; }
   T dy_scale(Index i) const { return power_of_two<T>(m_rows[i].dy_exponent); }
@@ -93,12 +96,12 @@ class GradientScaling {
   }
 
  private:
-  // far from overflow, and its inverse is no larger than any sound D for features of 1
+  // 2^max_moved_exponent is far from overflow, and its inverse is below smallest_denominator (row_quotient.hpp)
   static constexpr int max_moved_exponent = std::numeric_limits<T>::max_exponent / 2;
 
   struct Row {
     T largest_dy;     // the largest finite entry
-    int dy_exponent;  // of a scale above it
+    int dy_exponent;  // of scale_above(largest_dy)
     bool is_finite, has_weights, has_gradient;
     toeplitz::Rounding rounding;
 
@@ -115,7 +118,7 @@ class GradientScaling {
       for (const Index i : *rows) m_rows[i].has_weights = true, m_rows[i].rounding = toeplitz::Rounding::per_row;
   }
 
-  // G_i, its factor, its size s_i and its denominator, with dy_i divided by a scale of its own
+  // sets G_i, its factor, its size s_i and its denominator, with dy_i divided by a scale of its own
   void set_gradient(Index i) {
     using P = Pack<T>;
     const Index d_v = m_dy.cols();
@@ -165,7 +168,8 @@ class GradientScaling {
     g[d_v] = -dy_y / mantissa / scale;
   }
 
-  // A'_i, and the factor and the denominator for the scale of all of dy
+  // sets A'_i, and turns the factor and the denominator of row i, which are for the scale of dy_i, into those for the
+  // scale of all of dy
   void set_features(Index i) {
     const Row& row = m_rows[i];
     const int dy_exponent = row.dy_exponent - exponent_of(m_dy_scale);
@@ -187,7 +191,8 @@ class GradientScaling {
     if (row.has_gradient) scale_by_power_of_two<T>(m_exponents[i], m_A.row(i));
   }
 
-  // sets the values in U to zero that no row with a finite gradient attends to; the scale becomes that of the others
+  // sets the values in U to zero that no row with a finite gradient attends to, and the scale to that of the remaining
+  // values
   void leave_out_large_values(const PreparedPosition<T>& position, const Placement& keys, MatrixMap<T> U,
                               Workspace& workspace) {
     const Workspace::Scope scope(workspace);

@@ -12,11 +12,13 @@
 #include "nprf/feature_map/feature_map_view.hpp"
 #include "nprf/toeplitz/block_causal/running_key_max.hpp"
 
-/// Features of keys that are each scaled by their own maximum, e^(log-scale) times a row of B (toeplitz/factors.hpp).
+/// The features of each key are scaled by a factor of its own: they are e^(log-scale) times a row of B
+/// (toeplitz/factors.hpp).
 namespace nprf {
 
-/// phi of keys x (n,d) with their normalisation factors, into B (n,r). Returns their log-scales (n), in the team's
-/// workspace; null if the feature map has none, and the rows of B share one factor.
+/// Sets B (n,r) to the features of the keys x (n,d), whose normalisation factors are `scale` (n). Returns the
+/// log-scales of the keys (n), in the team's workspace; or null if the feature map reports no log-factors, and then all
+/// rows of B have one common factor.
 template <Real T>
 double* scaled_key_features(const FeatureMapView<T>& features, const MatrixView<T>& x, RowScale<T> scale,
                             MatrixRef<T> B, const Team& team) {
@@ -32,7 +34,7 @@ double* scaled_key_features(const FeatureMapView<T>& features, const MatrixView<
   return log_scales;
 }
 
-/// `scaled` becomes the rows of B (n,r) times e^(log-scale - the largest log-scale); it may be B.
+/// `scaled` becomes the rows of B (n,r) times e^(log-scale - the largest log-scale). `scaled` may be B.
 template <Real T>
 void scale_by_log_scales(const MatrixView<T>& B, const double* log_scales, MatrixRef<T> scaled, const Team& team) {
   if (B.rows() == 0) return;
@@ -43,7 +45,7 @@ void scale_by_log_scales(const MatrixView<T>& B, const double* log_scales, Matri
   });
 }
 
-/// B with the log-scales as factors, for an engine that does not accept log-scales; in the team's workspace.
+/// Returns the result of scale_by_log_scales() in the team's workspace, for an engine that does not accept log-scales.
 template <Real T>
 MatrixView<T> with_log_scales(const MatrixView<T>& B, const double* log_scales, const Team& team) {
   auto scaled = team.workspace().template matrix<T>(B.rows(), B.cols());
@@ -51,8 +53,8 @@ MatrixView<T> with_log_scales(const MatrixView<T>& B, const double* log_scales, 
   return scaled;
 }
 
-/// If the log-scales are close to each other, the rows of B are scaled to the largest one without loss of precision,
-/// and null is returned; else the log-scales. Rows with log-scale -infinity, which are zero, are close to any.
+/// If the log-scales are close to each other, applies scale_by_log_scales() to B, which loses no precision then, and
+/// returns null. Otherwise returns the log-scales. Log-scales of -infinity are not compared: their rows are zero.
 template <Real T>
 double* merge_close_log_scales(MatrixRef<T> B, double* log_scales, const Team& team) {
   constexpr double max_difference = sizeof(T) == sizeof(float) ? 20 : 200,
@@ -66,9 +68,10 @@ double* merge_close_log_scales(MatrixRef<T> B, double* log_scales, const Team& t
   return nullptr;
 }
 
-/// Adds to `of_rows` (n_q) the log-scale by which an engine divides each row: with log-scales of keys in its factors
-/// (toeplitz/factors.hpp) the largest of the keys that it counts for the row, otherwise the largest of all. If the
-/// product is zero, any is right, and the former does not depend on later keys. O(n_q + n_k).
+/// Adds to of_rows[i] (n_q) the log-scale of the factor by which the engine's row i is divided. If the engine accepts
+/// log-scales of keys, this is the largest log-scale of the keys that it counts for the row (M_i,
+/// toeplitz/factors.hpp); otherwise the largest of all keys. If the product is zero, any log-scale is right; then M_i
+/// is added, because it does not depend on later keys. O(n_q + n_k).
 template <Real T>
 void add_largest_log_scales(const LagProblem<T>& problem, const Placement& keys, const double* log_scales,
                             bool engine_accepts_them, double* of_rows) {

@@ -27,7 +27,7 @@ struct RowMax {
   bool is_finite = true;
 };
 
-/// Of x (d). O(d).
+/// Returns the RowMax of x (d). O(d).
 template <Real T>
 RowMax<T> row_max(const T* x, Index d) {
   auto sizes = Pack<T>::all(0);
@@ -40,13 +40,13 @@ RowMax<T> row_max(const T* x, Index d) {
   return row;
 }
 
-/// A power of two above the largest magnitude, and at most twice it; 1 for 0.
+/// Returns a power of two that is above `largest` and at most twice as large; 1 if `largest` is 0.
 template <Real T>
 T scale_above(T largest) {
   return largest > 0 ? power_of_two_scale(largest) : T(1);
 }
 
-/// scale_above() if the largest value is so large or small that weighted sums of values would overflow or lose
+/// Returns scale_above() if `largest` is so large or small that weighted sums of values would overflow or lose
 /// precision; else 1.
 template <Real T>
 T extreme_scale(T largest) {
@@ -54,8 +54,8 @@ T extreme_scale(T largest) {
   return scale > max_scale_ratio<T> || scale * max_scale_ratio<T> < 1 ? scale : T(1);
 }
 
-/// scale_above() of the largest of the rows' maxima (n_k), if no row loses precision when it is divided by this;
-/// else 1.
+/// Returns scale_above() of the largest of the rows' maxima (n_k), if no row loses precision when it is divided by
+/// that; else 1.
 template <Real T>
 T lossless_scale(const Eigen::Ref<const Vector<T>>& row_maxima) {
   using Limits = std::numeric_limits<T>;
@@ -80,8 +80,9 @@ MatrixView<T> divided_by_scale(const MatrixView<T>& v, T scale, const Team& team
 template <Real T>
 class ScaledValues {
  public:
-  /// Of finite v (n_k,d_v), whose largest |v| of each key are `maxima` (n_k); these are divided, too. With
-  /// `may_scale` = false the scale is 1. Refers to both, or to a copy in the team's workspace.
+  /// Scales v (n_k,d_v), which must be finite. `maxima` (n_k) has the largest |v| of each key, and is divided by the
+  /// scale, too. If `may_scale` is false, the scale is 1. Refers to `maxima`, and to v or a copy of it in the team's
+  /// workspace.
   ScaledValues(const MatrixView<T>& v, VectorMap<T> maxima, bool may_scale, const Team& team)
       : m_maxima(maxima),
         m_scale(may_scale && maxima.size() > 0 ? extreme_scale(maxima.maxCoeff()) : T(1)),
@@ -91,11 +92,11 @@ class ScaledValues {
 
   T scale() const { return m_scale; }
   const MatrixView<T>& rows() const { return m_rows; }  // v / scale()
-  const T* maxima() const { return m_maxima.data(); }   // (n_k)  the largest entry of each row
+  const T* maxima() const { return m_maxima.data(); }   // (n_k)  the largest magnitude in each row
   T largest() const { return m_maxima.size() > 0 ? m_maxima.maxCoeff() : T(0); }
 
-  /// Saves U = [v 1] and what belongs to it, where rows() are divided by another power of two if they lose nothing by
-  /// it. Returns that power, by which y has to be divided too. O(n_k d_v).
+  /// Saves U = [v 1], its largest value and its exponent. In U, rows() are divided by one more power of two if they
+  /// lose no precision by it. Returns that power, else 1; the caller has to divide y by it, too. O(n_k d_v).
   T save(SavedSequence<T>& saved, const Team& team) const {
     const Index n_k = m_rows.rows(), d_v = m_rows.cols();
     const T scale = lossless_scale<T>(m_maxima), inverse_scale = 1 / scale;

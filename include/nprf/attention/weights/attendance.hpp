@@ -14,16 +14,16 @@
 
 namespace nprf {
 
-/// A set of lags t - s, and the rows that it connects to marked slots. This is a product with a Boolean Toeplitz
-/// matrix:
+/// A set of lags. It connects row i, in slot s_i, to slot t if the lag t - s_i is in the set. Which rows it connects to
+/// marked slots is a product with a Boolean Toeplitz matrix:
 ///
-///     y_i = or_t  C[i,t] and x_t,   C[i,t] = whether lag t - s_i is in the set
+///     y_i = or_t  C[i,t] and x_t,   C[i,t] = whether lag t - s_i is in the set,   x_t = whether slot t is marked
 ///
 /// If the set has few runs of consecutive lags, or if few runs of slots are marked, each entry is a difference of
-/// counts. Otherwise the set is moved to each marked slot, 64 lags at a time.
+/// counts. Otherwise the set is written as bits, and shifted to each marked slot, 64 lags at a time.
 class LagSet {
  public:
-  /// The lags of a range for which contains(lag) holds. O(range) time, and memory in the workspace.
+  /// The set of the lags of a range for which contains(lag) holds. O(range) time, and memory in the workspace.
   template <class Contains>
   LagSet(LagRange lags, Contains&& contains, Workspace& workspace) : m_lags(lags) {
     Index* before = workspace.take<Index>(lags.size() + 1);
@@ -46,13 +46,14 @@ class LagSet {
   /// The number of runs of lags.
   Index runs() const { return m_runs; }
 
-  /// y (rows.count,p) becomes 1 where the set connects the row to a slot that a column of X marks, else 0. Row t of X
-  /// (slots,p) is the mark, 0 or 1, of slot t. X is overwritten. O(rows p) times the number of runs of lags, or that of
-  /// marked slots, or O(lags / 64) a mark, whichever is least.
+  /// Each column of X (slots,p) marks slots: the entry in row t is 1 if slot t is marked, else 0. Sets the same column
+  /// of y (rows.count,p) to 1 for each row that the set connects to a marked slot, else to 0. X is overwritten. The
+  /// time is the least of three: O(rows p) for each run of lags; O(rows) for each run of marked slots in a column;
+  /// O(lags / 64) for each mark.
   void connect(const Slots& rows, MatrixMap<double> X, MatrixMap<double> y, Workspace& workspace) const {
     connect(rows, false, X, y, workspace);
   }
-  /// The same for the transposed matrix: lag s_i - t instead of t - s_i.
+  /// As connect(), but with the transposed matrix: the lag is s_i - t instead of t - s_i.
   void connect_transposed(const Slots& rows, MatrixMap<double> X, MatrixMap<double> y, Workspace& workspace) const {
     connect(rows, true, X, y, workspace);
   }
@@ -122,8 +123,8 @@ class LagSet {
     }
   }
 
-  // moves the set, as bits, to each marked slot t: lag k of `lags` (oriented), from the last one, is at slot
-  // s = t - lags.last + k
+  // shifts the set, as bits, to each marked slot t: bit k is the lag lags.last - k of `lags` (oriented), which connects
+  // slot t to a row in slot s = t - lags.last + k
   void connect_words(const Slots& rows, LagRange lags, bool transposed, const MatrixMap<double>& X,
                      MatrixMap<double>& y, Workspace& workspace) const {
     const Workspace::Scope scope(workspace);
@@ -150,13 +151,14 @@ class LagSet {
   const Index* m_before;  // (m_lags.size() + 1)  the number of lags of the set before each lag
 };
 
-/// Raises largest (n_q) to the maximum of the sizes (n_k) of the keys whose lag from the query is in a range. A lag is
-/// a difference of slots. O(n_q + n_k), and log n_k for each query if slots are empty.
+/// For each query i, largest[i] (n_q) becomes the maximum of its old value and of sizes[j] (n_k) of the keys j whose
+/// lag from query i is in `lags`. A lag is a difference of slots. O(n_q + n_k), and O(log n_k) for each query if slots
+/// are empty.
 template <Real T>
 void sliding_window_max(const T* sizes, const Slots& queries, const Slots& keys, LagRange lags, T* largest,
                         Workspace& workspace) {
   const Workspace::Scope scope(workspace);
-  // the keys of the window that are larger than all later keys of it: the first is the maximum
+  // the keys of the window whose size exceeds that of each later key of the window; the first of them has the maximum
   Index* candidates = workspace.take<Index>(keys.count);
   Index front = 0, back = 0, end = 0;
   for (Index i = 0; i < queries.count; ++i) {
@@ -192,20 +194,23 @@ class Attendance {
         m_lags(
             problem.reach, [&](Index lag) { return problem.attends(lag); }, workspace) {}
 
-  /// out (n_q,p) becomes 1 where a query attends to a key that mark(j, x) marks, by ones in its row x (p) of zeros;
-  /// else 0. O((n_q + n_k) p) and the cost of LagSet::connect(), and O(E n_k p) for E tokens without a slot.
+  /// mark(j, x) marks key j in some of p columns: it sets these entries of x (p), which is zero before, to 1. Column by
+  /// column, out (n_q,p) becomes 1 for each query that attends to a marked key, else 0. O((n_q + n_k) p) and the cost
+  /// of LagSet::connect(), and O(E n_k p) for E tokens without a slot.
   template <class Mark>
   void attending_queries(const Placement& keys, const Mark& mark, MatrixMap<double> out, Workspace& workspace) const {
     find(Side::queries, keys, mark, out, workspace);
   }
-  /// out (n_k,p) becomes 1 where a key is attended to by a query that mark(i, x) marks, else 0; likewise.
+  /// mark(i, x) marks query i in the same way. Column by column, out (n_k,p) becomes 1 for each key that a marked query
+  /// attends to, else 0. The cost is that of attending_queries().
   template <class Mark>
   void attended_keys(const Placement& keys, const Mark& mark, MatrixMap<double> out, Workspace& workspace) const {
     find(Side::keys, keys, mark, out, workspace);
   }
 
-  /// Whether each query (n_q) attends to any of the keys; whether each of the keys (n_k) is attended to by any query.
-  /// O(n) if the attended lags are one run, and log n a token if slots are empty; otherwise as above.
+  /// attending_queries: out (n_q) is whether each query attends to any of the keys. attended_keys: out (n_k) is whether
+  /// any query attends to each key. If the attended lags are one run and all tokens have slots, O(n), and O(log n) for
+  /// each token if slots are empty; otherwise the cost of the functions above.
   void attending_queries(const Placement& keys, bool* out, Workspace& workspace) const {
     if (is_one_run(keys)) return any_in_run(m_x.queries.slots, keys.slots, m_lags.longest_run(), out);
     const Workspace::Scope scope(workspace);
@@ -226,8 +231,8 @@ class Attendance {
     for (Index j = 0; j < any.rows(); ++j) out[j] = any(j, 0) > 0;
   }
 
-  /// out (lags.size(),1) becomes 1 for a lag at which a query with is_marked(i) attends to one of the keys, both with a
-  /// slot; else 0. O((n_q + n_k) log n).
+  /// out (lags.size(),1), for LagProblem::lags, becomes 1 for a lag at which a query i with is_marked(i) attends to one
+  /// of the keys, where both tokens have slots; else 0. O((n_q + n_k) log n).
   template <class IsMarked>
   void attended_lags(const Placement& keys, const IsMarked& is_marked, MatrixMap<double> out,
                      Workspace& workspace) const {
@@ -239,8 +244,8 @@ class Attendance {
     for (Index i = 0; i < m_x.queries.slots.count; ++i)
       if (is_marked(m_x.queries.outside + i)) of_queries(m_x.queries.slots[i], 0) = 1;
     for (Index j = 0; j < keys.slots.count; ++j) of_keys(keys.slots[j], 0) = 1;
-    // lag l connects the slot s of a query with the slot t = s + l of a key: the slots of queries, shifted and with the
-    // sign changed, are a set of lags from l to t
+    // a query in slot s and a key in slot t = s + l have the lag l, in row i = l + shift of `out`. As
+    // t - i = s - shift, the set of the numbers s - shift of all marked queries connects row i to slot t
     const Index shift = m_x.query_slots - 1;
     const LagSet queries(
         {-shift, 0}, [&](Index lag) { return of_queries(lag + shift, 0) > 0; }, workspace);
@@ -249,10 +254,10 @@ class Attendance {
       if (!m_x.attends(l - shift)) out(l, 0) = 0;
   }
 
-  /// largest (n_q): the largest of the sizes (n_k), one a key, that each query attends to; if the attended lags are
-  /// several runs, a number above half of it. No entry depends on keys that its query does not attend to. O((n_q + n_k)
-  /// log n), times the number of different powers of two of the sizes over eight if there are several runs; and O(E
-  /// n_k).
+  /// Sets largest[i] (n_q) to the largest sizes[j] (n_k) of the keys j that query i attends to. If the attended lags
+  /// are several runs, it may be smaller than that, but it is above half of it. No entry depends on keys that its query
+  /// does not attend to. O((n_q + n_k) log n), and O(E n_k) for E tokens without a slot. If there are several runs, the
+  /// former is multiplied by 1/8 of the number of different powers of two of the sizes.
   void largest_attended(const T* sizes, const Placement& keys, T* largest, Workspace& workspace) const {
     const Placement& queries = m_x.queries;
     for (Index i = 0; i < queries.outside; ++i) {
@@ -304,13 +309,13 @@ class Attendance {
   // whether the attended lags are one run and all tokens have slots
   bool is_one_run(const Placement& keys) const { return m_lags.runs() == 1 && m_x.queries.outside + keys.outside == 0; }
 
-  // whether any of the others is at one of these lags
+  // any[i] is whether any of `others` is at one of these lags from slots[i]
   static void any_in_run(const Slots& slots, const Slots& others, LagRange lags, bool* any) {
     for (Index i = 0; i < slots.count; ++i)
       any[i] = others.below(slots[i] + lags.first) < others.below(slots[i] + lags.last + 1);
   }
 
-  // raises each entry to the largest power of two of a size that its query attends to
+  // each entry becomes the maximum of its old value and of the largest 2^floor(log2 size) that its query attends to
   void add_other_runs(const T* sizes, const Slots& keys, T* largest, Workspace& workspace) const {
     const Workspace::Scope scope(workspace);
     const Slots& queries = m_x.queries.slots;

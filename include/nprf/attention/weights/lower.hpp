@@ -16,7 +16,7 @@ namespace nprf {
 
 namespace detail {
 
-// where all n tokens stand
+// the slots of all n tokens
 template <Real T>
 Placement place_tokens(const PositionView<T>& position, Index n, Index offset, const char* name, Workspace& workspace) {
   if (!position.is_placed()) return Slots{n};
@@ -29,10 +29,10 @@ Placement place_tokens(const PositionView<T>& position, Index n, Index offset, c
 
 }  // namespace detail
 
-/// Lowers a position, the direction and the exact pairs of options, and an offset to the tables of a LagProblem, for
-/// n_q queries and n_k keys. The tables are in the workspace. Throws InvalidArgument if the position is for other
-/// numbers of tokens, or if it has slots of its own and no pitch() for a near field. O(n_q + n_k + E^2) for E tokens
-/// without a slot, with one exponential for each lag.
+/// Lowers a position, an offset, and the direction, the near field and the sinks of `options` to the tables of a
+/// LagProblem, for n_q queries and n_k keys. The tables are in the workspace. Throws InvalidArgument if the position is
+/// for other numbers of tokens, or if it has slots of its own and no pitch() for a near field. O(n_q + n_k + E^2) for E
+/// tokens without a slot, with one exponential for each lag.
 template <Real T>
 LagProblem<T> lower(const PositionView<T>& position, const AttentionOptions& options, Index offset, Index n_q,
                     Index n_k, Pass pass, Workspace& workspace) {

@@ -16,11 +16,11 @@ namespace nprf {
 /// dL/db of one sequence, summed in double.
 struct BiasGradient {
   std::span<double> lags;    // (LagProblem::lags); empty if not requested
-  std::span<double> border;  // (E,E+2)
+  std::span<double> border;  // (E,E+2), with the columns of Border (core/border.hpp)
 
-  /// The size of a share: the gradients of `lags`, and after them those of `border`.
+  /// The number of gradients in a share: those of `lags`, and after them those of `border`.
   Index size() const { return static_cast<Index>(lags.size() + border.size()); }
-  /// Adds shares (n,size()), in their order.
+  /// Adds n shares, the rows of `shares` (n,size()), in their order.
   template <class Shares>
   void add(const Shares& shares) const {
     for (Index n = 0; n < shares.rows(); ++n) {
@@ -34,11 +34,12 @@ struct BiasGradient {
 /// The bias of every query and key, relative to the largest bias of the query, plus the log-scale of the key
 /// (toeplitz/factors.hpp), which is finite or -infinity. -infinity for a key that the query does not attend to.
 ///
-/// It is relative because a bias of large magnitude has no digits left for the log-scale.
+/// The bias is relative because a bias of large magnitude has no digits left for the log-scale.
 template <Real T>
 class PairBias {
  public:
-  /// The largest bias of a query, and the lag where it has it, unless that is for a token without a slot.
+  /// The largest bias of a query, and the lag of the pair that has it. `outside`: the pair has no lag, because one of
+  /// its tokens has no slot, or the query attends to no key.
   struct Largest {
     double bias;
     Index lag;
@@ -54,7 +55,7 @@ class PairBias {
 
   Index num_keys() const { return m_keys.count(); }
 
-  /// The first key that any query from i to i_last may attend to, and one past the last.
+  /// The first key that any of the queries i..i_last may attend to, and one past the last such key.
   std::pair<Index, Index> reach(Index i, Index i_last) const {
     const Placement& queries = m_x.queries;
     if (i < queries.outside || m_keys.outside > 0) return {0, m_keys.count()};
@@ -101,8 +102,9 @@ class PairBias {
     if (m_log_scales) add(m_log_scales + j0, count, b);
   }
 
-  /// Adds of(k), the gradient of the bias of query i and key j0 + k, for k < count, to that of its lag in `lags`
-  /// (LagProblem::lags), which may be null, or in the border (E,E+2).
+  /// Adds of(k), the gradient of the bias of query i and key j0 + k, for each k < count: to the entry of the pair's lag
+  /// in `lags` (LagProblem::lags), which may be null; if one of the two tokens has no slot, to the pair's entry in
+  /// `border` (Border).
   template <class Of, Real S>
   void add_gradient(Index i, Index j0, Index count, const Of& of, S* lags, S* border) const {
     const Placement& queries = m_x.queries;
@@ -134,7 +136,8 @@ class PairBias {
     return largest;
   }
 
-  // b (count): of a query in slot `at` and the keys from j0 on, which have slots
+  // sets b (count) to the biases of a query in slot `at` and the keys j0..j0+count-1, which have slots, relative to
+  // `from`
   void set_by_lags(Index at, const Largest& from, Index j0, Index count, double* b) const {
     const Slots& slots = m_keys.slots;
     const auto index = [&](Index j) { return slots[j - m_keys.outside] - at - m_x.lags.first; };

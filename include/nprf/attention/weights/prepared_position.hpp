@@ -25,14 +25,14 @@
 
 namespace nprf {
 
-/// The product with the weights of a LagProblem, by the engine that was chosen. For Engine::automatic also the products
-/// that replace it if masked keys make that engine slow or inaccurate.
+/// The product with the weights of a LagProblem, by the engine that was chosen. For Engine::automatic there are also
+/// other products, which replace this one if masked keys make its engine slow or inaccurate.
 template <Real T>
 class ProductChoice {
  public:
-  /// For products of a shape. May change the problem's last weight (keep_last_weight()). In the forward pass
-  /// Engine::automatic may replace biases by others that differ by at most `max_deviation`, if that admits a cheaper
-  /// engine.
+  /// Chooses the engine for products of this shape. May change the problem's last weight
+  /// (LagProblem::keep_last_weight()). In the forward pass Engine::automatic may replace biases by others that differ
+  /// by at most `max_deviation`, if that admits a cheaper engine.
   ProductChoice(const LagProblem<T>& problem, Engine engine, const ProductShape& shape, Pass pass, double max_deviation,
                 const Team& team)
       : m_problem(problem),
@@ -63,7 +63,8 @@ class ProductChoice {
     return {Engine::direct, m_weights, m_problem.border, {m_span.n_q, m_span.n_k, r, p}, team};
   }
 
-  /// A bound of the errors of the product's biases, relative to those of the position.
+  /// A bound of the difference between a bias that the product uses and the position's bias; 0 unless tails were
+  /// fitted.
   double deviation() const { return m_deviation; }
 
  private:
@@ -117,7 +118,8 @@ class ProductChoice {
     return {far, static_cast<std::size_t>(reach.size())};
   }
 
-  // replaces the tails of the weights by fitted ones where a linear engine is cheaper with them
+  // replaces the tails of the weights by fitted ones if BandedEngine is cheaper with them than `engine`; then returns
+  // the cheapest engine, else `engine`
   Engine cheapest_with_fitted_tails(Engine engine, double max_deviation, Workspace& workspace) {
     double least = toeplitz::cost_of<T>(engine, {m_weights, m_shape, m_span});
     const Workspace::Scope scope(workspace);
@@ -136,11 +138,12 @@ class ProductChoice {
   }
 
   LagProblem<T> m_problem;
-  ProductShape m_shape, m_span;  // of tokens, and of the slots that they are in
-  LagWeightsView<T> m_weights;   // the problem's, or with fitted tails
+  ProductShape m_shape, m_span;  // in tokens; in the slots that the tokens span
+  LagWeightsView<T> m_weights;   // the problem's weights, or these with fitted tails
   double m_deviation = 0;
   toeplitz::Use m_use = toeplitz::Use::rows;
-  // what Engine::automatic may select for some keys: engines that are admissible for any keys
+  // the products that Engine::automatic may select if keys are masked: their engines round per row, so they are
+  // admissible for any keys
   std::array<std::optional<toeplitz::BorderedProduct<T>>, 2> m_per_row;
   toeplitz::BorderedProduct<T> m_product;
 };
@@ -166,7 +169,7 @@ class PreparedPosition {
   const Attendance<T>& attendance() const { return m_attendance; }
   const ProductChoice<T>& products() const { return m_products; }
 
-  /// All queries.
+  /// The placement of all queries.
   const Placement& queries() const { return m_problem.queries; }
   /// The keys before `length` whose mask is true; an empty mask is all true. The placement's arrays are in the
   /// workspace.
@@ -201,12 +204,13 @@ struct LoweringOptions {
   double max_deviation = 0;
 };
 
-/// A position prepared for each of the packed sequences. Sequences of equal sizes share it.
+/// A position prepared for each of the packed sequences. Sequences with the same n_q and the same n_k share one
+/// PreparedPosition.
 template <Real T>
 class PreparedSegments {
  public:
-  /// Makes a PreparedPosition for each size, for r features and p columns of the product. Its tables are in the team's
-  /// workspace. O(s log s) for s sequences.
+  /// Makes a PreparedPosition for each pair of n_q and n_k that a segment has, for r features and p columns of the
+  /// product. The tables are in the team's workspace. O(s log s) for s sequences.
   void build(const PositionView<T>& position, const AttentionOptions& options, std::span<const Segment> segments,
              Index r, Index p, const LoweringOptions& lowering, const Team& team) {
     clear();
@@ -236,7 +240,8 @@ class PreparedSegments {
 
   const PreparedPosition<T>& operator[](std::size_t segment) const { return m_prepared[m_index[segment]]; }
 
-  /// The range of lags, key position minus query position without the offset, over all sequences.
+  /// The range of the position's lags over all sequences: position of the key minus position of the query, where query
+  /// i has position i + offset.
   LagRange distances() const {
     LagRange all{0, -1};
     for (const PreparedPosition<T>& one : m_prepared) {
@@ -250,8 +255,8 @@ class PreparedSegments {
 
  private:
   std::vector<PreparedPosition<T>> m_prepared;
-  std::vector<std::size_t> m_index;    // of each segment in m_prepared
-  std::vector<std::size_t> m_by_size;  // the segments, sorted
+  std::vector<std::size_t> m_index;    // (segments)  the index in m_prepared of each
+  std::vector<std::size_t> m_by_size;  // the segments, sorted by n_q and n_k
 };
 
 }  // namespace nprf

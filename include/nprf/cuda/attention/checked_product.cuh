@@ -16,7 +16,7 @@ namespace nprf::cuda {
 template <Storage S>
 class CheckedProduct {
  public:
-  /// `length` is that of the FFT; 0 if there is none. Throws BackendError if CUDA reports an error.
+  /// `length` is the length of the FFT, or 0 if the product has no FFT. Throws BackendError if CUDA reports an error.
   CheckedProduct(const Device& device, const ProductShape& shape, const ToeplitzWeights& weights, int length,
                  bool positive, double tolerance)
       : m_shape(shape),
@@ -44,7 +44,8 @@ class CheckedProduct {
     RowList failed_rows;    // the same rows as a list
     Counters counters;
   };
-  /// If there is an FFT, `recomputed` and `rows` [z, n_q] are valid after the call.
+  /// Takes the arrays of a call. With an FFT, queue() or queue_bounds() sets `recomputed` [z, n_q], and appends to the
+  /// lists `rows` [z, n_q].
   Arrays take(Scratch& scratch, bool* recomputed, int* rows, const Counters& counters) const {
     Arrays arrays{};
     arrays.recomputed = recomputed;
@@ -81,7 +82,7 @@ class CheckedProduct {
     return {sums.sums, arrays.recomputed, arrays.extra, U.largest};
   }
 
-  /// Its parts, without the recomputation: the product, which returns U with the scale of its values,
+  /// The first part of queue(): queues the product. Returns U with the scale of its values.
   Columns<S> queue_product(const Product<S>& product, const float* A, const float* B, Columns<S> U,
                            const typename Product<S>::Arrays& sums, const Arrays& arrays, cudaStream_t stream) const {
     if (uses_fft()) {
@@ -91,7 +92,8 @@ class CheckedProduct {
     product.queue(A, B, U, sums, stream);
     return U;
   }
-  /// and the checks, which find the rows arrays.recomputed. They do nothing without an FFT.
+  /// The second part of queue(): queues the checks, which set arrays.recomputed and failed_rows. Does nothing without
+  /// an FFT. The third part, the recomputation, is in queue() alone.
   void queue_bounds(const Product<S>& product, const float* A, const typename Product<S>::Arrays& sums,
                     const Arrays& arrays, cudaStream_t stream) const {
     if (!uses_fft()) return;

@@ -17,7 +17,7 @@ namespace nprf::cuda {
 template <Storage S>
 struct NormalizeTask {
   CheckedSums sums;
-  bool positive;          // whether the features are
+  bool positive;          // whether no feature is negative
   DeviceMatrixView<S> y;  // [.., n_q, p]
   RowList
       failing_rows;  // rows without full precision, to be recomputed (exact/recomputed_rows.cuh); null: there are none
@@ -46,7 +46,7 @@ __device__ void classify_row(const NormalizeTask<S>& task, int z, int i, std::pt
   if (task.sums.is_recomputed(row)) atomicAdd(&task.counts->repaired_rows, 1);
 }
 
-/// A row's quotients are N power inverse, with one division for each row: power is a power of two near 1 / |D|, and
+/// A row's quotients are N * power * inverse, with one division for each row: power is a power of two near 1 / |D|, and
 /// inverse = 1 / (D power), so that for a normal D neither product overflows or underflows unless the quotient does.
 struct RowFactors {
   float power, inverse;  // power 0: D is 0, and so are the quotients
@@ -57,14 +57,14 @@ struct RowFactors {
   }
 };
 
-/// A thread stores `width` consecutive entries of y of some rows.
+/// A thread stores `width` consecutive entries of `turns` rows of y.
 struct NormalizeShape {
   static constexpr int threads = 128, turns = 2;  // turns: rows of a thread
   template <Storage S>
   static constexpr int width = 16 / sizeof(S);
 };
 
-/// Blocks (rows, columns, z) of threads (columns, rows).
+/// blockIdx.x: rows, blockIdx.y: columns, blockIdx.z: z. In a block threadIdx.x: columns, threadIdx.y: rows.
 template <Storage S, int width>
 __global__ void __launch_bounds__(NormalizeShape::threads) normalize_kernel(NormalizeTask<S> task) {
   start_kernel();

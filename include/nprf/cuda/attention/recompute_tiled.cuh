@@ -21,7 +21,8 @@ struct RecomputeTiledTask : TileTask<S> {
   float *N_extra, *D_extra;  // [part - 1, z, n_q, p] [part - 1, z, n_q]
 };
 
-/// Each block computes every gridDim.x-th tile of rows. Blocks (tiles of rows, parts, z and tiles of columns).
+/// Each block computes every gridDim.x-th tile of listed rows, from tile blockIdx.x on. blockIdx.y: part, blockIdx.z: z
+/// and tile of columns.
 template <Storage S>
 __global__ void __launch_bounds__(TileShape::threads) recompute_tiled_kernel(RecomputeTiledTask<S> task) {
   start_kernel();

@@ -21,12 +21,12 @@ struct DecodeTask {
   FeatureTask<S> queries, keys;
   DeviceMatrixView<const S> v;  // [batch, heads / group, n, d_v], with the group of `keys`
   DeviceMatrixView<S> y;        // [batch, heads, n, d_v]; null data: only append
-  const int* lengths;           // [batch]: a sequence gets its first tokens; null: all n
+  const int* lengths;           // [batch]: how many of the n tokens a sequence gets, the first ones; null: all
   DecodeStates states;
   DecodeBias bias;
-  int max_tokens;            // of a sequence
+  int max_tokens;            // that a sequence may have
   double log_normalisation;  // DeviceModel::log_normalisation()
-  bool positive;             // whether all features are
+  bool positive;             // whether no feature is negative
   bool terms_may_cancel;     // whether rows whose terms cancel are counted
   DecodeCounts* counts;
 
@@ -37,12 +37,12 @@ struct DecodeTask {
                             states.shared_weights());
   }
 
-  static constexpr int columns = 64;  // of N at a time
+  static constexpr int columns = 64;  // of N that are computed at a time
 };
 
-/// The block's head. Sums over features or keys are divided over warps, and over channels or features over lanes,
-/// always in the same way, so that a state has the same bits however its tokens were divided over calls. Every thread
-/// has the numbers of the state.
+/// The head that a block computes. Sums over features or keys are divided over warps, and sums over channels or
+/// features over lanes, always in the same way, so that a state has the same bits however its tokens were divided over
+/// calls. Every thread has a copy of the state's scalars.
 template <Storage S>
 class DecodeHead {
  public:
@@ -102,8 +102,9 @@ class DecodeHead {
     for (int c = m_thread; c < d_v(); c += Shape::threads) store(row_of(m_task.y, m_z, t) + c, x);
   }
 
-  // loads token t into shared memory. The sums over the block in compute_token_features() and largest_exponent() are
-  // its barriers: before them a thread reads only what it loaded, and after them none reads the token before
+  // loads token t into shared memory. The reductions over the block in compute_token_features() and largest_exponent()
+  // are its barriers: before them a thread reads only what it loaded itself, and after them no thread reads the
+  // previous token
   __device__ __forceinline__ void load(int t) const {
     for (int k = m_thread; k < m_task.keys.d_padded; k += Shape::threads) {
       const float key = channel_of(m_task.keys, m_z, t, k),
@@ -120,7 +121,7 @@ class DecodeHead {
   __device__ __forceinline__ float largest_exponent(double unit) const;
   __device__ __forceinline__ float set_weights(double unit, double reference) const;
   struct Denominator {
-    float D, terms;  // terms: the sum of the magnitudes
+    float D, terms;  // terms: the sum of the magnitudes of what is added up in D
   };
   __device__ __forceinline__ Denominator denominator(float weight_of_sums) const;
   __device__ __forceinline__ bool has_precision(const Denominator& sum) const;
@@ -133,7 +134,8 @@ class DecodeHead {
   template <class Row>
   __device__ __forceinline__ void add_rows(int count, int first_column, float (&N)[of_lane], Row&& row) const;
 
-  // the logarithm of the weight of a key, in the unit of features; an exact key's score is in the place of its weight
+  // the logarithm of the weight of key i, divided by exp(unit) as the weights of features are; reads the score of an
+  // exact key from the place of its weight
   __device__ __forceinline__ double exponent(int i, double unit) const {
     const double b = m_keys.bias(i);
     if (b == minus_infinity) return b;
@@ -144,14 +146,15 @@ class DecodeHead {
 
   const DecodeTask<S>& m_task;
   int m_z, m_thread;
-  // in shared memory: tokens (tiles,d_padded), (d_v), what reductions need (warps), (r) (warps,columns)
+  // in shared memory: the key and the query (tiles,d_padded) each, the value (d_v), what reductions need (warps), the
+  // features (r), and the sums of warps (warps,columns)
   float *m_key, *m_query, *m_value, *m_scratch, *m_phi, *m_partial;
   HeadKeys m_keys;
   HeadSums m_sums;
 };
 
-/// Puts a token into the ring. One that has to leave it goes to the sums, unless it is a sink or the position has no
-/// tail.
+/// Puts the loaded token into the ring. If another token has to leave the ring, it is added to the sums, unless it is a
+/// sink or the position has no tail.
 template <Storage S>
 __device__ __forceinline__ void DecodeHead<S>::append() {
   const DecodeStates& x = m_task.states;
@@ -170,8 +173,8 @@ __device__ __forceinline__ void DecodeHead<S>::append() {
   if (leaving >= 0 && has_sums()) m_sums.add(m_keys.place(leaving), m_keys.features(leaving), m_keys.slope());
 }
 
-/// Stores the key of a place of the ring for the near field, and the key and the value of a sink. A non-finite key
-/// becomes NaN, so that its score is NaN for each query.
+/// Stores the loaded key at a place of the ring, if there is a near field, and the loaded key and value among the
+/// sinks, if the token is a sink. A non-finite key becomes NaN, so that its score is NaN for each query.
 template <Storage S>
 __device__ __forceinline__ void DecodeHead<S>::store_exact_key(std::ptrdiff_t place, bool finite) {
   const DecodeStates& x = m_task.states;
@@ -186,7 +189,8 @@ __device__ __forceinline__ void DecodeHead<S>::store_exact_key(std::ptrdiff_t pl
   for (int c = m_thread; c < d_v(); c += Shape::threads) x.sink_values[to * d_v() + c] = m_value[c];
 }
 
-/// y = N / D of a query of the last token, with weights relative to about the largest of them.
+/// Computes the row y = N / D of the last token's query, which is token t of the call. Weights are relative to about
+/// the largest one.
 template <Storage S>
 __device__ __forceinline__ void DecodeHead<S>::attend(int t) {
   const float log_scale = compute_token_features(m_task.queries, m_z, {m_query, m_scratch}, m_phi);
@@ -236,8 +240,8 @@ __device__ __forceinline__ float DecodeHead<S>::largest_exponent(double unit) co
   return over_groups<Shape>(m_scratch, static_cast<float>(largest), [](float a, float b) { return fmaxf(a, b); });
 }
 
-/// Sets the weights exp(exponent - reference) of single keys, and returns that of the sums. Up to the next sum over the
-/// block, in denominator(), each thread reads only weights that it set.
+/// Sets the weights exp(exponent - reference) of the keys of m_keys, and returns the weight of the sums. Up to the next
+/// sum over the block, in denominator(), each thread reads only weights that it set.
 template <Storage S>
 __device__ __forceinline__ float DecodeHead<S>::set_weights(double unit, double reference) const {
   for (int i = m_thread; i < m_keys.count(); i += Shape::threads)
@@ -245,7 +249,8 @@ __device__ __forceinline__ float DecodeHead<S>::set_weights(double unit, double 
   return has_sums() ? exp_of(exponent_of_sums() - reference) : 0.0f;
 }
 
-/// D = phi(q) (w Z + sum_ring c phi(k)) + sum_exact c; multiplies the weights c of the ring by phi(q) phi(k).
+/// Computes D = phi(q).(w Z + sum_ring c phi(k)) + sum_exact c, with the weight w of the sums and the weights c of
+/// keys. Multiplies the weight c of each key that is not exact by phi(q).phi(k).
 template <Storage S>
 __device__ __forceinline__ typename DecodeHead<S>::Denominator DecodeHead<S>::denominator(float weight_of_sums) const {
   const DecodeStates& x = m_task.states;
@@ -276,7 +281,8 @@ __device__ __forceinline__ typename DecodeHead<S>::Denominator DecodeHead<S>::de
   return {D, terms + over_block(exact)};
 }
 
-/// Whether the row has precision; counts it otherwise.
+/// Whether the row's denominator keeps its precision. Counts the row if it does not, if its terms cancel, or if D is
+/// not positive.
 template <Storage S>
 __device__ __forceinline__ bool DecodeHead<S>::has_precision(const Denominator& sum) const {
   const bool has_precision = denominator_keeps_precision(sum.D, m_task.positive),
@@ -288,8 +294,9 @@ __device__ __forceinline__ bool DecodeHead<S>::has_precision(const Denominator& 
   return has_precision;
 }
 
-/// N += sum_i weight_i row_i over the keys or features i < count of this warp, for the WeightedRow row(i). Several rows
-/// are loaded at a time, without branches that would wait for them.
+/// N += sum_i weight_i row_i over this warp's keys or features i < count, where row(i) returns weight_i and row_i. N
+/// has this lane's columns from first_column on. Several rows are loaded at a time, without branches that would wait
+/// for them.
 template <Storage S>
 template <class Row>
 __device__ __forceinline__ void DecodeHead<S>::add_rows(int count, int first_column, float (&N)[of_lane],
@@ -314,7 +321,8 @@ __device__ __forceinline__ void DecodeHead<S>::add_rows(int count, int first_col
   }
 }
 
-/// y = N / D with N = phi(q) (w S + sum_ring c phi(k)^T v) + sum_exact c v.
+/// Stores y = N / D for token t, with N = phi(q) (w S + sum_ring c phi(k)^T v) + sum_exact c v and w and c as in
+/// denominator().
 template <Storage S>
 __device__ __forceinline__ void DecodeHead<S>::divide(int t, float weight_of_sums, float D) const {
   for (int first = 0; first < d_v(); first += columns) {
@@ -336,7 +344,8 @@ __device__ __forceinline__ void DecodeHead<S>::divide(int t, float weight_of_sum
   }
 }
 
-/// How many heads share a multiprocessor at least, which limits registers. For Volta clang would spill many of them.
+/// How many blocks share a multiprocessor at least, which limits registers. With two, clang would spill many registers
+/// for Volta.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 constexpr int decode_blocks = 1;
 #else
@@ -349,7 +358,7 @@ __global__ void __launch_bounds__(OneTokenShape::threads, decode_blocks) decode_
   DecodeHead<S>(task).run();
 }
 
-/// Queues a task for z = (sequence, head) states.
+/// Queues a task. `z` is the number of heads of all sequences.
 template <Storage S>
 void queue_decode(const DecodeTask<S>& task, int z, cudaStream_t stream) {
   if (z == 0 || task.keys.x.tokens == 0) return;

@@ -11,15 +11,16 @@ namespace nprf::cuda {
 
 /// The keys of a head z that the last token attends to one by one, which are those that are not in the sums: first the
 /// tokens of the ring, so that key i has age i, and then the attention sinks that are older than the near field. Keys
-/// of the near field and sinks are exact: they have the weights of softmax, exp(q.k + b), and others those of features.
+/// of the near field and sinks are exact: they have the weights of softmax, exp(q.k + b). The other keys have the
+/// weights of features.
 ///
 ///     i < near                                    near field
 ///     near <= i < in_ring()                       features
 ///     in_ring() <= i < count()                    sinks
 class HeadKeys {
  public:
-  /// The head z = (sequence, head). Refers to the states. weights (slots + sinks): in shared memory, if the states have
-  /// none.
+  /// For the head z = (sequence, head). Refers to the states. `weights` (slots + sinks) is in shared memory; it is used
+  /// if the states have no memory for weights.
   __device__ __forceinline__ HeadKeys(const DecodeStates& states, const DecodeBias& bias, int z, float* weights)
       : m_x(states),
         m_bias(bias),
@@ -30,14 +31,14 @@ class HeadKeys {
         m_position(bias.positions > 1 ? z % states.heads : 0),
         m_weights(states.weights ? states.weights + place(states.slots + states.sinks, 0) : weights) {}
 
-  /// The head in arrays of states.
+  /// The index z = (state, head) of the head in arrays of states.
   __device__ int of_state() const { return m_z; }
   __device__ int tokens() const { return m_tokens; }
   /// The slot of the ring that the next token gets.
   __device__ int next_slot() const { return m_newest + 1 < m_x.slots ? m_newest + 1 : 0; }
-  /// How many of them have left the ring.
+  /// How many tokens have left the ring.
   __device__ int left() const { return m_left; }
-  /// Adds a token. If one has to leave the ring then, returns its slot, and otherwise -1.
+  /// Adds a token. If another token then has to leave the ring, returns its slot, and otherwise -1.
   __device__ int add_token() {
     m_newest = next_slot();
     ++m_tokens;
@@ -48,7 +49,7 @@ class HeadKeys {
   __device__ bool has_tail() const { return biases()[reach()] > minus_infinity; }
   /// Whether the sums have tokens.
   __device__ bool has_sums() const { return m_left > m_x.sinks && has_tail(); }
-  /// The bias of the last token in the sums.
+  /// The bias of the youngest token in the sums.
   __device__ double bias_of_sums() const { return on_tail(m_tokens - m_left); }
 
   __device__ int in_ring() const { return min(m_tokens - m_left, max(m_x.near, m_tokens - m_x.sinks)); }
@@ -74,7 +75,7 @@ class HeadKeys {
 
   /// The features (r) of a slot, which are `slots` numbers apart.
   __device__ float* features(int slot) const { return m_x.features + place(m_x.r, 0) * m_x.slots + slot; }
-  /// (d) of an exact key, (d_v) of any.
+  /// The channels (d) of exact key i, and the value (d_v) of any key i.
   __device__ const float* key(int i) const {
     return i < m_x.near ? m_x.keys + place(slot(i)) * m_x.d : m_x.sink_keys + place(m_x.sinks, i - in_ring()) * m_x.d;
   }
@@ -85,9 +86,10 @@ class HeadKeys {
   __device__ float& weight(int i) const { return m_weights[i]; }
 
  private:
-  // also below the reach: after a rollback the youngest token of the sums may be younger
+  // the bias on the line of the tail, also at an age below the reach: after a rollback the youngest token of the sums
+  // may be younger than the reach
   __device__ double on_tail(int age) const { return biases()[reach()] + slope() * static_cast<double>(age - reach()); }
-  // (reach + 1)
+  // the biases (reach + 1) of the head by age
   __device__ const double* biases() const {
     return m_bias.table + static_cast<std::ptrdiff_t>(m_position) * (reach() + 1);
   }

@@ -13,22 +13,22 @@
 
 namespace nprf::cuda {
 
-/// exp(x) with the relative precision of float; exp(float(x)) alone would have the rounding error of x.
+/// exp(x) with the relative precision of float; exp(float(x)) alone would have the rounding error of float(x).
 __device__ __forceinline__ float exp_of(double x) {
   const float rounded = static_cast<float>(x), whole = expf(rounded);
   return whole == 0 ? 0.0f : fmaf(whole, static_cast<float>(x - static_cast<double>(rounded)), whole);
 }
 
 /// The sums S and Z of a head z = (state, head) over the tokens that have left its ring (DecodeStates). Every thread
-/// has their numbers, and a thread alone reads and writes an entry of S and Z: features are divided over warps, and
-/// channels over lanes.
+/// has a copy of their log-scale and norms. Only one thread reads and writes an entry of S or Z: in S features are
+/// divided over warps, and channels over lanes.
 class HeadSums {
  public:
   /// Refers to the states.
   __device__ __forceinline__ HeadSums(const DecodeStates& states, int z)
       : m_x(states), m_z(z), m_log_scale(states.log_scale[z]), m_norms(states.norms[z]) {}
 
-  /// Stores the numbers in the states, by one thread.
+  /// Stores the log-scale and the norms in the states. One thread must call it.
   __device__ __forceinline__ void store_numbers() const {
     m_x.log_scale[m_z] = m_log_scale;
     m_x.norms[m_z] = m_norms;
@@ -39,7 +39,7 @@ class HeadSums {
   /// sum_j w_j |phi(k_j)|, if features can be negative.
   __device__ float norms() const { return m_norms; }
   __device__ float Z(int k) const { return m_x.Z[row(k)]; }
-  /// (d_v)  Row k of S.
+  /// Row k (d_v) of S.
   __device__ const float* S(int k) const { return m_x.S + row(k) * m_x.d_v; }
 
   /// Makes the sums empty.
@@ -52,12 +52,12 @@ class HeadSums {
       for (int c = lane(); c < m_x.d_v; c += 32) m_x.S[row(k) * m_x.d_v + c] = m_x.S_errors[row(k) * m_x.d_v + c] = 0;
   }
 
-  /// Adds the token at a place of the ring, one younger than the one before, as RunningSums::add does. Its features (r)
-  /// are `slots` numbers apart. A non-finite token makes the sums NaN.
+  /// Adds the token at a place of the ring, which is one younger than the token added before, as RunningSums::add does.
+  /// Its features (r) are `slots` numbers apart. A non-finite token makes the sums NaN.
   __device__ __forceinline__ void add(std::ptrdiff_t place, const float* features, double slope) {
     const float norm = m_x.feature_norms[place], *value = m_x.values + place * m_x.d_v;
     const auto log_scale = static_cast<double>(m_x.log_scales[place]);
-    Addition first;  // whose loads do not wait for the weight
+    Addition first;  // its loads do not wait for the weight
     first.load(*this, features, value, warp(), lane());
     m_log_scale.shift(slope, 0);
     float factor = 1;
@@ -83,14 +83,16 @@ class HeadSums {
  private:
   using Shape = OneTokenShape;
 
-  // sum = factor sum + b v, with the error of the addition before, and the error of this one
+  // sum = factor * (sum + error) + b v, where `error` is that of the previous addition; then sets `error` to that of
+  // this addition
   __device__ static void add(float& sum, float& error, float factor, float b, float v) {
     float new_error;
     sum = fast_two_sum(factor * sum, fmaf(b, v, factor * error), new_error);
     error = new_error;
   }
 
-  // the addition to some rows and columns of S from (k, c) on, all of which are loaded before the first is used
+  // the addition of a token to the entries (k + i * warps, c + 32 j) of S with i < rows and j < columns, all of which
+  // are loaded before the first is used
   struct Addition {
     static constexpr int rows = 4, columns = 2;
     float b[rows], v[columns], sums[rows][columns], errors[rows][columns];

@@ -19,8 +19,8 @@ struct ReorderTask {
 };
 
 /// Gives each sequence the state of the one that it becomes a copy of, or a copy of that state if another sequence has
-/// it already. Copies are made in the states of sequences that become copies of none, so that no state is both read and
-/// written. One block, O(batch heads / threads + batch).
+/// it already. Copies are written to states whose sequence is not copied by any sequence, so that no state is both read
+/// and written. One block, O(batch heads / threads + batch).
 template <int threads>
 __global__ void __launch_bounds__(threads) assign_states_kernel(ReorderTask task) {
   start_kernel();
@@ -60,7 +60,8 @@ __global__ void __launch_bounds__(threads) assign_states_kernel(ReorderTask task
   for (int b = thread; b < batch; b += threads) x.state[b] = state[b];
 }
 
-/// Makes the copies. The heads of a state by blocks y, divided over blocks x.
+/// Makes the copies that assign_states_kernel chose. blockIdx.y: z = (state, head); the blocks with the same z divide
+/// its entries.
 template <int threads>
 __global__ void __launch_bounds__(threads) copy_states_kernel(DecodeStates x) {
   start_kernel();
@@ -68,7 +69,7 @@ __global__ void __launch_bounds__(threads) copy_states_kernel(DecodeStates x) {
   const auto [from, tokens] = x.copies[z / x.heads];
   if (from < 0) return;
   const std::ptrdiff_t to_z = z, from_z = static_cast<std::ptrdiff_t>(from) * x.heads + head;
-  // the first entries of some rows of an array [z, rows, size]
+  // copies the first `entries` entries of each row of an array [z, rows, size]
   const auto copy = [&](auto* array, std::ptrdiff_t size, std::ptrdiff_t entries, int rows = 1) {
     const std::ptrdiff_t step = static_cast<std::ptrdiff_t>(gridDim.x) * threads;
     for (std::ptrdiff_t i = static_cast<std::ptrdiff_t>(blockIdx.x) * threads + threadIdx.x; i < rows * entries;

@@ -8,13 +8,12 @@
 namespace nprf::cuda {
 
 /// Takes back the last tokens of sequences. While no token has left the ring, all of them can be taken back; later the
-/// ring must keep as many as the position and the near field need, since tokens in the sums cannot be taken out of
-/// them.
+/// ring must keep as many as the position and the near field need, since tokens cannot be taken out of the sums.
 struct RollbackTask {
-  const int* tokens;  // [batch]  of each sequence, on the device; null: `count` tokens of one sequence
+  const int* tokens;  // [batch]  how many each sequence takes back, on the device; null: `sequence` takes back `count`
   int sequence, count;
   DecodeStates states;
-  int least;  // tokens that the ring keeps
+  int least;  // how many tokens the ring must keep
   DecodeCounts* counts;
 
   __device__ int count_of(int b) const {
@@ -23,7 +22,7 @@ struct RollbackTask {
   }
 };
 
-/// A thread for each head.
+/// One thread for each head.
 template <int threads>
 __global__ void __launch_bounds__(threads) rollback_kernel(RollbackTask task) {
   start_kernel();

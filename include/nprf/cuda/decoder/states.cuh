@@ -28,27 +28,28 @@ struct DecodeSizes {
   bool has_sums;    // otherwise S and Z are empty
 };
 
-/// The state `from` is copied, as far as a sequence of so many tokens needs it; -1: none is.
+/// What a state becomes a copy of: the state `from`, as far as a sequence of `tokens` tokens needs it. If from is -1,
+/// the state stays as it is.
 struct StateCopy {
   int from, tokens;
 };
 
-/// The numbers of the tokens of a head (DecodeStates).
+/// The numbers DecodeStates::tokens and left of one head.
 struct HeadTokens {
   int tokens, left;
 };
 
-/// The states of sequences, on the device. Sequence b has the state state[b]; these are a permutation. `tokens` and
-/// `left` have entries z = (sequence, head of queries), and all arrays of states z = (state, head of queries). The last
-/// `slots` tokens of a head are in a ring: token j in slot j mod slots. The tokens 0, 1, ..., left-1 have left it. The
-/// sums over them, without the sinks,
+/// The states of sequences, on the device. Sequence b has the state state[b]; these are a permutation. In `tokens` and
+/// `left` z is (sequence, head of queries), and in all arrays of states z is (state, head of queries). The last `slots`
+/// tokens of a head are in a ring: token j in slot j mod slots. The tokens 0, 1, ..., left-1 have left it. The sums
+/// over them, without the sinks,
 ///
 ///     S = sum_j w_j phi(k_j)^T v_j   (r,d_v)      Z = sum_j w_j phi(k_j)   (r)
 ///
-/// are those of the CPU (decoder/running_sums.hpp), in the same unit. Where a head has no token, only tokens[z] is
-/// meaningful.
+/// have the weights w_j and the unit of the CPU's sums (decoder/running_sums.hpp). Where a head has no token, only
+/// tokens[z] is meaningful.
 struct DecodeStates {
-  int *tokens, *left;              // [z]  of sequences
+  int *tokens, *left;              // [z]  of sequences: all tokens, and those that have left the ring
   int* state;                      // [batch]  of a sequence
   RunningLogScale* log_scale;      // [z]  of S and Z
   float* norms;                    // [z]  sum_j w_j |phi(k_j)|, if features can be negative
@@ -60,11 +61,11 @@ struct DecodeStates {
   float* feature_norms;            // [z, slots]  if features can be negative
   float* keys;                     // [z, slots, d]  normalised, if there is a near field
   float *sink_keys, *sink_values;  // [z, sinks, d] [z, sinks, d_v]
-  float* weights;                  // [z, slots + sinks]  of the query that is computed, by HeadKeys' numbers; null:
-                                   // in shared memory, since there are few
-  StateCopy* copies;               // [batch]  of states, when sequences are reordered
-  HeadTokens* reordered;           // [z]  of sequences, likewise
-  int* lists;                      // [4, batch]  likewise
+  float* weights;                  // [z, slots + sinks]  of the keys, numbered as in HeadKeys, for the query that is
+                                   // computed; null: in shared memory, since there are few
+  StateCopy* copies;               // [batch]  of states, for a reordering
+  HeadTokens* reordered;           // [z]  of sequences, for a reordering
+  int* lists;                      // [4, batch]  scratch memory of a reordering
   int batch, heads, slots, r, d, d_v, near, sinks;
   bool has_sums;
 
@@ -106,7 +107,7 @@ struct DecodeStates {
 
 /// The biases of all positions by the age of a key (decoder/step_bias.hpp), on the device.
 struct DecodeBias {
-  const double* table;   // [position, reach + 1]  the last one is that of the tail; -infinity: no tail
+  const double* table;   // [position, reach + 1]  the last one is the first of the tail; -infinity: no tail
   const double* slopes;  // [position]  of the tail
   int positions, reach;
   bool attends_to_all;  // no bias is -infinity

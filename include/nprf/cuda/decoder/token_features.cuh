@@ -13,7 +13,7 @@ namespace nprf::cuda {
 /// Shared memory for the features of one token.
 struct TokenScratch {
   float* x;        // (tiles,d_padded)  the token, and its coordinates if there is a centring
-  float* scratch;  // (OneTokenShape::warps)  of reductions
+  float* scratch;  // (OneTokenShape::warps)  for reductions
 };
 
 /// Channel k of a token of the matrix z; 0 from d on.
@@ -24,8 +24,8 @@ __device__ __forceinline__ float channel_of(const FeatureTask<S>& task, int z, i
 }
 
 /// Sets phi (r) to the features of a token with coordinates z. On entry phi has its projections (m), if the features
-/// are functions of them. Features are divided by exp(largest) if they are exponential, and otherwise by the row's
-/// factor.
+/// are functions of them. Exponential features are divided by exp(largest), trigonometric and quadratic ones by the
+/// row's factor, and elu features are not divided.
 template <FeatureKind kind, Storage S>
 __device__ __forceinline__ void store_token_features(const FeatureTask<S>& task, int head, const float* z,
                                                      float largest, float* phi) {
@@ -59,10 +59,10 @@ __device__ __forceinline__ void store_token_features(const FeatureTask<S>& task,
   }
 }
 
-/// Sets phi (r) to the features of the token x of the matrix z, divided by exp(log-scale), and returns the log-scale:
-/// the logarithm of the largest of exponential features, that of the row's factor of trigonometric and quadratic ones,
-/// and 0 for elu. It is NaN for a non-finite token. The token is normalised in place. All threads of a block of
-/// OneTokenShape must call it; phi is complete when it returns. O(d m).
+/// Sets phi (r) to the features of the token x of the matrix z, divided by exp(log-scale), and returns the log-scale.
+/// It is the logarithm of the largest feature if they are exponential, that of the row's factor if they are
+/// trigonometric or quadratic, and 0 for elu. It is NaN for a non-finite token. The token is normalised in place. All
+/// threads of a block of OneTokenShape must call it; phi is complete when it returns. O(d m).
 template <Storage S>
 __device__ __forceinline__ float compute_token_features(const FeatureTask<S>& task, int z, const TokenScratch& shared,
                                                         float* phi) {

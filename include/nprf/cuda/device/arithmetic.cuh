@@ -7,17 +7,17 @@
 
 namespace nprf::cuda {
 
-/// Stores whether a product of floats may be subnormal. The factors are parameters, so that compilers cannot compute
-/// the product.
+/// Sets *is_kept to whether a subnormal product of floats is kept, and not rounded to zero. The factors are parameters,
+/// so that compilers cannot compute the product.
 template <int>
 __global__ void subnormal_kernel(float smallest_normal, float half, bool* is_kept) {
   start_kernel();
   *is_kept = smallest_normal * half > 0;
 }
 
-/// Throws BackendError if the kernels were compiled by nvcc with -use_fast_math or -ftz=true, which round subnormal
-/// numbers to zero and, like the former, divide and take roots inexactly. No macro shows it to a header. Waits for the
-/// stream.
+/// Throws BackendError if the kernels were compiled by nvcc with -use_fast_math or -ftz=true. Both round subnormal
+/// numbers to zero; with -use_fast_math divisions and roots are inexact, too. No macro tells a header of these options.
+/// Waits for the stream.
 inline void check_arithmetic(cudaStream_t stream) {
   const DeviceMemory memory(sizeof(bool));
   bool is_kept = false;

@@ -6,15 +6,15 @@
 #include "nprf/cuda/device/device_code.hpp"
 #include "nprf/cuda/device/mma.cuh"
 
-/// Asynchronous copies from global to shared memory, of compute capability 8.0 and newer (PTX ISA, "cp.async"). Tests
-/// on the host include a replacement of this header (tests/cuda/stand_in).
+/// Asynchronous copies from global to shared memory, which devices of compute capability 8.0 and newer have (PTX ISA,
+/// "cp.async"). Tests on the host include a replacement of this header (tests/cuda/stand_in).
 namespace nprf::cuda {
 
 constexpr bool has_async_copies = device_capability >= 80;
 
-/// Starts to copy 16 bytes to `offset` bytes from `to`, between addresses that are multiples of 16; zeros if `inside`
-/// is false, and `from` is not read. The bytes must not be used before wait_for_copies() and, by other threads, a
-/// barrier.
+/// Starts to copy 16 bytes from `from` to the address `to` + `offset` bytes. Both addresses must be multiples of 16. If
+/// `inside` is false, it stores zeros and does not read `from`. This thread must not use the bytes before
+/// wait_for_copies(), and other threads not before a barrier after that.
 template <int offset>
 __device__ __forceinline__ void start_copy(void* to, const void* from, bool inside) {
   if constexpr (has_async_copies)

@@ -15,14 +15,14 @@ namespace nprf::cuda {
 
 /// Statistics of a call, in device memory. They are valid when the call's stream has completed it. The first three
 /// fields have the meaning of the fields of Report with the same names (attention/options.hpp); the others do not exist
-/// there. Here only rows that fail are recomputed, also where most do. A row that is NaN, since its query or a key that
-/// it attends to is not finite, is not counted.
+/// there. Unlike on the CPU, only rows that fail are recomputed, even where most rows do. A row that is NaN, since its
+/// query or a key that it attends to is not finite, is not counted.
 struct Counts {
-  int empty_rows;         // attend to no key, and are zero
-  int indefinite_rows;    // their denominator is not positive
-  int repaired_rows;      // recomputed, since rounding or underflow may have made them inaccurate
-  int softmax_rows;       // of these, the rows by exact softmax
-  int imprecise_rows;     // zero, since D underflows or overflows even relative to the largest bias: only elu features
+  int empty_rows;         // rows that attend to no key, and are zero
+  int indefinite_rows;    // rows whose denominator is not positive
+  int repaired_rows;      // rows that were recomputed, since rounding or underflow may have made them inaccurate
+  int softmax_rows;       // those repaired_rows that were computed by exact softmax
+  int imprecise_rows;     // rows of elu features that are zero, since the recomputed D underflows or overflows, too
   float fft_error_bound;  // largest FFT error bound of the rows that were not recomputed, relative to their largest |v|
 };
 
@@ -40,7 +40,7 @@ struct RowList {
 /// The counters of a call. They are contiguous in memory, so that one memset clears them.
 struct Counters {
   Counts* counts;
-  int *failed_rows, *recomputed_rows;  // [z]: sizes of the row lists
+  int *failed_rows, *recomputed_rows;  // [z]: the sizes of the row lists of CheckedProduct and of ExactPlan
   int* largest;                        // [z]: magnitude of the largest |v|; see power_of_two_scale
 
   static Counters take(Scratch& scratch, int z) {
@@ -60,7 +60,8 @@ struct Counters {
   }
 };
 
-/// The bits of |x|. They have the order of the numbers; infinity and NaN compare larger than all finite numbers.
+/// The bits of |x|, as an integer. Magnitudes of two numbers compare as the numbers |x| do; those of infinity and NaN
+/// are larger than those of all finite numbers.
 NPRF_HOST_DEVICE __forceinline__ int magnitude(float x) {
   int bits;
   std::memcpy(&bits, &x, sizeof(bits));
@@ -68,7 +69,8 @@ NPRF_HOST_DEVICE __forceinline__ int magnitude(float x) {
 }
 constexpr int infinite_magnitude = 0x7f800000;
 
-/// The power of two above a magnitude, and its inverse. Both are normal numbers. 1 for infinity and NaN.
+/// For the magnitude() of a number x: `value` is the power of two above |x|, in the range in which `value` and
+/// `inverse` are both normal numbers. Both are 1 for infinity and NaN.
 struct PowerOfTwoScale {
   float value, inverse;
 };
@@ -81,8 +83,8 @@ NPRF_HOST_DEVICE __forceinline__ PowerOfTwoScale power_of_two_scale(int magnitud
   return scale;
 }
 
-/// The reduction of x by f over all lanes of a warp, or over groups of `lanes` neighbouring lanes. Every lane gets the
-/// result.
+/// Combines the x of all lanes of a warp, or of groups of `lanes` neighbouring lanes, by f(a, b). Every lane gets the
+/// result of its group.
 template <int lanes = 32, class T, class F>
 __device__ __forceinline__ T over_warp(T x, F&& f) {
   for (int step = lanes / 2; step > 0; step /= 2) x = f(x, __shfl_xor_sync(~0u, x, step));

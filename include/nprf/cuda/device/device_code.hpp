@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-/// Included by the headers of device code, so that another compiler gives one error message.
+/// The headers of device code include this one, so that a compiler that is not for CUDA gives one error message.
 /// NPRF_CUDA_ON_HOST is defined where kernels run on the host, with a stand-in for the CUDA runtime
 /// (tests/cuda/stand_in).
 

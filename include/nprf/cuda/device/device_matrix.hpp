@@ -51,7 +51,7 @@ struct DeviceMatrixView {
   std::ptrdiff_t size() const { return batch * heads * tokens * channels; }
 };
 
-/// Whether all rows of a view start at multiples of some bytes.
+/// Whether the addresses of all rows of a view are multiples of `bytes`.
 template <class T>
 bool is_aligned_by(const DeviceMatrixView<T>& x, std::size_t bytes) {
   const auto all = reinterpret_cast<std::uintptr_t>(x.data) |
@@ -59,8 +59,8 @@ bool is_aligned_by(const DeviceMatrixView<T>& x, std::size_t bytes) {
   return all % bytes == 0;
 }
 
-/// Throws InvalidArgument unless the view has this shape, its rows do not overlap, and its data is aligned and, if the
-/// size is not 0, not null.
+/// Throws InvalidArgument unless the view has this shape, the rows of each matrix do not overlap, and its data is
+/// aligned for T and not null. The data may be null if the size is 0.
 template <class T>
 void check_matrix(const DeviceMatrixView<T>& x, const char* name, std::ptrdiff_t batch, std::ptrdiff_t heads,
                   std::ptrdiff_t tokens, std::ptrdiff_t channels) {
@@ -74,7 +74,7 @@ void check_matrix(const DeviceMatrixView<T>& x, const char* name, std::ptrdiff_t
           " bytes, got an address that is not");
 }
 
-/// Like check_matrix, for a view that is written to. Also throws unless all rows of the array are disjoint.
+/// Like check_matrix, for a view that is written to. Also throws unless the rows of all matrices are disjoint.
 template <class T>
 void check_output(const DeviceMatrixView<T>& x, const char* name, std::ptrdiff_t batch, std::ptrdiff_t heads,
                   std::ptrdiff_t tokens, std::ptrdiff_t channels) {

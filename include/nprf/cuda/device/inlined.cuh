@@ -7,7 +7,8 @@
 
 namespace nprf::cuda {
 
-/// f(arguments...), inlined: what f captures by reference must stay in registers, and clang's own choice may be a call.
+/// Calls f(arguments...), always inlined: what f captures by reference must stay in registers, and clang might
+/// otherwise make a function call of it.
 template <class F, class... Arguments>
 __device__ __forceinline__ void inlined(F&& f, Arguments... arguments) {
 #ifdef __clang__

@@ -9,9 +9,10 @@
 
 namespace nprf::cuda {
 
-/// While one exists, what its thread queues by launch(), queue_fill() and CufftPlan is not run, and its memory is not
-/// accessed: launch() only loads the kernel, and kernels of cuFFT are not loaded. CUDA loads a kernel when it is first
-/// used (lazy loading), which may fail while the stream is captured in a graph, and delays the first call.
+/// While an object of this class exists, nothing that its thread queues by launch(), queue_fill() and CufftPlan is run,
+/// and no memory of theirs is accessed: launch() only loads the kernel, and kernels of cuFFT are not loaded. Otherwise
+/// CUDA loads a kernel when it is first used (lazy loading), which may fail while the stream is captured in a graph,
+/// and delays the first call.
 class KernelLoading {
  public:
   KernelLoading() : m_was_active(active()) { active() = true; }
@@ -19,7 +20,7 @@ class KernelLoading {
   KernelLoading& operator=(const KernelLoading&) = delete;
   ~KernelLoading() { active() = m_was_active; }
 
-  /// Whether one exists on this thread.
+  /// Whether this thread has an object of this class.
   static bool is_active() { return active(); }
 
  private:
@@ -31,7 +32,8 @@ class KernelLoading {
   bool m_was_active;
 };
 
-/// Queues the setting of `bytes` bytes. Throws BackendError with the operation if CUDA reports an error.
+/// Queues a memset: sets `bytes` bytes from `to` on to `byte`. Throws BackendError with the operation if CUDA reports
+/// an error.
 inline void queue_fill(const char* what, void* to, int byte, std::size_t bytes, cudaStream_t stream) {
   if (!KernelLoading::is_active()) check(cudaMemsetAsync(to, byte, bytes, stream), what);
 }

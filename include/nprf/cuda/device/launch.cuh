@@ -18,16 +18,16 @@ __device__ __forceinline__ T* shared_memory() {
   return reinterpret_cast<T*>(shared_bytes);
 }
 
-/// Whether a kernel is launched as soon as the blocks of the kernel before in the stream have ended (programmatic
-/// dependent launch), so that of the time between two kernels only a part remains: start_kernel() waits until the
-/// results are visible. True if all code is compiled for compute capability 9.0 or newer.
+/// Whether kernels are launched by programmatic dependent launch: as soon as the blocks of the previous kernel in the
+/// stream have ended, which shortens the time between two kernels. start_kernel() then waits until the results of the
+/// previous kernel are visible. True if all code is compiled for compute capability 9.0 or newer.
 #if defined(__CUDA_ARCH_LIST__) && CUDART_VERSION >= 12030  // before, such launches could not be captured in a graph
 constexpr bool launches_early = std::min({__CUDA_ARCH_LIST__}) >= 900;
 #else
 constexpr bool launches_early = false;
 #endif
 
-/// The first statement of every kernel: waits until the kernels before in the stream have finished and their results
+/// The first statement of every kernel: waits until the previous kernels in the stream have finished and their results
 /// are visible.
 __device__ __forceinline__ void start_kernel() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -54,7 +54,7 @@ void allow_shared(void (*kernel)(P...), std::size_t bytes) {
         "setting the shared memory limit");
 }
 
-/// The attributes of a kernel, which is loaded for that.
+/// The attributes of a kernel. CUDA loads the kernel to find them.
 template <class... P>
 cudaFuncAttributes attributes_of(void (*kernel)(P...)) {
   cudaFuncAttributes attributes{};
@@ -68,7 +68,7 @@ int compiled_for(void (*kernel)(P...)) {
   return attributes_of(kernel).ptxVersion;
 }
 
-/// Whether the driver can capture such launches in a graph.
+/// Whether the driver can capture programmatic dependent launches in a graph.
 inline bool driver_captures_early_launches() {
   static const bool value = [] {
     int version = 0;
@@ -77,12 +77,12 @@ inline bool driver_captures_early_launches() {
   return value;
 }
 
-/// Queues kernel(args...), which calls start_kernel() first, or only loads it (KernelLoading). Throws BackendError if
-/// the launch fails.
+/// Queues kernel(args...). The kernel must call start_kernel() first. While a KernelLoading exists, it only loads the
+/// kernel. Throws BackendError if the launch fails.
 template <bool early = launches_early, class... P, class... A>
 void launch(const char* what, void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared, cudaStream_t stream,
             A&&... args) {
-  // at each launch, since with nvcc 13 a kernel in a header has another address in each translation unit
+  // at each launch, not once: with nvcc 13 a kernel in a header has another address in each translation unit
   allow_shared(kernel, shared);
   if (KernelLoading::is_active()) {
     attributes_of(kernel);

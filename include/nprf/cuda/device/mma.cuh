@@ -24,17 +24,17 @@ constexpr int device_capability = __CUDA_ARCH__ / 10;
 constexpr int device_capability = 90;
 #endif
 
-/// Whether there are instructions for a type. Kernels that use them have an empty body otherwise.
+/// Whether there are instructions for factors of type T. If not, kernels that use them have an empty body.
 template <MmaFactor T>
 constexpr bool has_mma = std::is_same_v<T, __half> ? device_capability >= 70 : device_capability >= 80;
 
-/// What MmaShape::native is for a type.
+/// The instruction that MmaShape::native stands for with factors of type T.
 template <MmaFactor T>
 constexpr MmaShape native_shape = !std::is_same_v<T, __half> || device_capability >= 80 ? MmaShape::m16n8k16
                                   : device_capability >= 75                             ? MmaShape::m16n8k8
                                                                                         : MmaShape::m8n8k4;
 
-/// c += a b, of a (16,16) and b (16,8).
+/// c += a b for a (16,16) and b (16,8).
 template <MmaFactor T>
 __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
   if constexpr (device_capability >= 80 && std::is_same_v<T, __half>)
@@ -51,7 +51,7 @@ __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const unsigned (&a)[
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-/// c += a b, of a (16,8) and b (8,8) of half.
+/// c += a b for a (16,8) and b (8,8) in half.
 __device__ __forceinline__ void mma_m16n8k8(float (&c)[4], unsigned a_0, unsigned a_1, unsigned b) {
   if constexpr (device_capability >= 75)
     asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
@@ -59,8 +59,8 @@ __device__ __forceinline__ void mma_m16n8k8(float (&c)[4], unsigned a_0, unsigne
                  : "r"(a_0), "r"(a_1), "r"(b));
 }
 
-/// Four products c += a b, of a (8,4) and b (4,8) of half: one for each pair of quads, the lanes 4 q to 4 q + 3 and
-/// 4 q + 16 to 4 q + 19 for q < 4.
+/// Four products c += a b for a (8,4) and b (4,8) in half, one for each pair of quads. Pair q, for 0 <= q < 4, has the
+/// lanes 4 q to 4 q + 3 and 4 q + 16 to 4 q + 19.
 template <MmaLayout a_layout, MmaLayout b_layout>
 __device__ __forceinline__ void mma_m8n8k4(float (&c)[2][4], const unsigned (&a)[2], const unsigned (&b)[2]) {
 #define NPRF_MMA_M8N8K4(layouts)                                                                                    \
@@ -81,8 +81,8 @@ __device__ __forceinline__ void mma_m8n8k4(float (&c)[2][4], const unsigned (&a)
 #undef NPRF_MMA_M8N8K4
 }
 
-/// Loads four matrices (8,8) from shared memory. Lane 8 k + i passes the address of row i of matrix k, which is a
-/// multiple of 16 bytes. Compute capability 7.5 and newer.
+/// Loads four matrices (8,8) from shared memory. Lane 8 k + i passes the address of row i of matrix k, which must be a
+/// multiple of 16 bytes. For compute capability 7.5 and newer.
 template <bool transposed, MmaFactor T>
 __device__ __forceinline__ void load_matrices(unsigned (&x)[4], const T* row) {
   if constexpr (device_capability >= 75) {
@@ -100,7 +100,7 @@ __device__ __forceinline__ void load_matrices(unsigned (&x)[4], const T* row) {
   }
 }
 
-/// Rounds two floats to the nearest T.
+/// A word with two floats, each rounded to the nearest T.
 template <MmaFactor T>
 __device__ __forceinline__ unsigned pack(float first, float second) {
   unsigned both = 0;

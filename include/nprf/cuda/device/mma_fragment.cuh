@@ -8,21 +8,22 @@
 namespace nprf::cuda {
 
 /// Matrices (16,16) that are distributed over the lanes of a warp, in the layout of an instruction. Factors are loaded
-/// from tiles of T in shared memory, whose rows are `stride` scalars apart: a multiple of 8, from an address that is a
-/// multiple of 16 bytes. The types and functions of both structs below are
+/// from tiles of T in shared memory. The rows of a tile are `stride` scalars apart; the stride must be a multiple of 8,
+/// and the tile's address a multiple of 16 bytes. The types and functions of both structs below are
 ///
 ///     Left, LeftTransposed      factors on the left: a[i][k] = tile[i][k], or tile[k][i]
 ///     Right, RightTransposed    factors on the right: b[k][j] = tile[k][j], or tile[j][k]
 ///     RightColumn               a factor on the right (16,8) whose columns are equal
 ///     Sum                       a product. A lane has 2 of its rows, row() and row() + row_step, and 4 columns of
-///                               each: column() and the next one, and both + column_step. x[n][2 h + c] is at the
-///                               h-th row and at column c of the n-th two
-///     RowSum                    a product with a RightColumn: of(h) is at row h
+///                               each: column() and the next one, and both + column_step. x[n][2 h + c] is the entry
+///                               in row row() + h row_step and in column column() + n column_step + c
+///     RowSum                    a product with a RightColumn: of(h) is the entry in row row() + h row_step
 ///     multiply_add(y, a, b)     y += a b
-///     left_of(words)            a sum that is rounded to T, as a left factor: words[n][h] has x[n][2 h] and the next
+///     left_of(words)            a sum that is rounded to T, as a left factor: words[n][h] has x[n][2 h] and
+///                               x[n][2 h + 1]
 ///     row_max(x)                the largest x of the lanes that have the same rows
 
-/// In the layout of m16n8k8 and m16n8k16.
+/// The matrices in the layout of m16n8k8 and m16n8k16.
 template <MmaFactor T, MmaShape shape>
 struct OctetFragments {
   struct Left {
@@ -30,7 +31,7 @@ struct OctetFragments {
   };
   using LeftTransposed = Left;
   struct Right {
-    unsigned x[2][2];  // of 8 columns each
+    unsigned x[2][2];  // x[n]: of the columns 8 n to 8 n + 7
   };
   using RightTransposed = Right;
   struct RightColumn {
@@ -118,10 +119,11 @@ struct OctetFragments {
   }
 };
 
-/// In the layout of m8n8k4, which multiplies half. Each pair of quads has a quarter (8,8) of a sum. Its first quad has
-/// four rows of the upper half and four columns of the left half, its second the same of the other halves, so that
-/// eight lanes in sequence read eight rows from different banks, and four lanes store a sector. A lane has four
-/// channels in each of four steps.
+/// The matrices in the layout of m8n8k4, which multiplies half. Each pair of quads has a quarter of a sum: 8 rows and 8
+/// columns. The first quad of a pair loads four rows of the upper half and four columns of the left half, and the
+/// second quad the corresponding rows of the lower half and columns of the right half. So eight lanes in sequence read
+/// eight rows from different banks, and four lanes store a sector. A product takes four steps, each of which multiplies
+/// four channels.
 struct QuadPairFragments {
   template <MmaLayout layout_>
   struct Factor {
@@ -163,8 +165,9 @@ struct QuadPairFragments {
     multiply_add(y.all, a, b);
   }
 
-  // By rows, a lane has one row of a factor on the left; by columns, it has one channel of four rows in each step. Of a
-  // factor on the right it has one column by columns, and one channel of four columns in each step by rows.
+  // Of a factor on the left, a lane has one row if the layout is `row`, and one channel of four rows in each step if it
+  // is `column`. Of a factor on the right, a lane has one column if the layout is `column`, and one channel of four
+  // columns in each step if it is `row`.
 
   __device__ __forceinline__ static Left load_left(const __half* tile, int stride) {
     return load_line<MmaLayout::row>(tile + (first_row() + lane() % 4) * stride);
@@ -212,7 +215,7 @@ struct QuadPairFragments {
  private:
   __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
   __device__ __forceinline__ static int column_block() { return lane() / 8 % 2; }
-  // of the quad
+  // the first row, and the first column, of this lane's quad
   __device__ __forceinline__ static int first_row() { return 4 * (lane() / 4 % 2) + 8 * (lane() / 16); }
   __device__ __forceinline__ static int first_column() { return 4 * column_block() + 8 * (lane() / 16); }
 
@@ -248,7 +251,7 @@ struct Of<__half, MmaShape::m8n8k4> {
 
 }  // namespace fragment
 
-/// Those of a type and an instruction.
+/// The matrices for factors of type T in the layout of an instruction.
 template <MmaFactor T, MmaShape shape = MmaShape::native>
 using Fragments = typename fragment::Of<T, shape == MmaShape::native ? native_shape<T> : shape>::Type;
 

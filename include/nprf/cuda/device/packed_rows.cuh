@@ -25,7 +25,7 @@ struct PackedSequences {
   }
 };
 
-/// The rows of heads, packed and padded to n rows a sequence.
+/// The rows of all heads in two arrays: packed, and padded to n rows for each sequence.
 template <class T>
 struct PackedTask {
   PackedSequences sequences;
@@ -36,13 +36,14 @@ struct PackedTask {
 struct PackedShape {
   static constexpr int lanes = 32, rows = 8, threads = lanes * rows;
 
-  // blocks (rows, heads, sequences)
+  // blockIdx.x: `rows` rows, blockIdx.y: a head, blockIdx.z: a sequence
   static dim3 grid(std::ptrdiff_t n, std::ptrdiff_t heads, int sequences) {
     return {blocks_of<rows>(n), static_cast<unsigned>(heads), static_cast<unsigned>(sequences)};
   }
 };
 
-/// Copies packed rows to padded ones, which are zero beyond the end of their sequence. Blocks: PackedShape::grid().
+/// Copies packed rows to padded rows, which become zero beyond the end of their sequence. The grid is
+/// PackedShape::grid().
 template <Storage S>
 __global__ void __launch_bounds__(PackedShape::threads) unpack_kernel(PackedTask<const S> task) {
   start_kernel();
@@ -62,8 +63,8 @@ __global__ void __launch_bounds__(PackedShape::threads) unpack_kernel(PackedTask
   }
 }
 
-/// Copies padded rows to packed ones. Those of a sequence that has more than n rows are NaN from row n on. Blocks:
-/// PackedShape::grid().
+/// Copies padded rows to packed rows. If a sequence has more than n rows, its packed rows from row n on become NaN. The
+/// grid is PackedShape::grid().
 template <Storage S>
 __global__ void __launch_bounds__(PackedShape::threads) pack_kernel(PackedTask<S> task) {
   start_kernel();
@@ -100,7 +101,7 @@ void queue_pack(const PackedTask<S>& task, cudaStream_t stream) {
          dim3{PackedShape::threads, 1, 1}, 0, stream, task);
 }
 
-/// lengths[b] = the number of rows of sequence b. Blocks (sequences).
+/// lengths[b] = the number of rows of sequence b. blockIdx.x: `threads` sequences, one for each thread.
 template <int threads>
 __global__ void __launch_bounds__(threads) packed_lengths_kernel(PackedSequences sequences, int* lengths) {
   start_kernel();

@@ -12,7 +12,7 @@
 
 namespace nprf::cuda {
 
-/// Tiles of scalars of 16 bits in shared memory.
+/// The shape of tiles of scalars of 16 bits in shared memory.
 struct MmaTileShape {
   static constexpr int channels = 64, threads = 128;
   static constexpr int stride = channels + 8;  // in scalars; rows of 8 consecutive tokens use different banks
@@ -36,7 +36,8 @@ __device__ __forceinline__ bool has_aligned_rows(const ColumnsOf<S>& U) {
 template <MmaFactor T, int tokens, int threads = MmaTileShape::threads>
 class RowLoader {
  public:
-  /// Fetches x[t0 + t][k0 + k], zero beyond the end of x. The channels of x must be contiguous, and a multiple of 16.
+  /// Fetches x[t0 + t][k0 + k], zero beyond the end of x. The channels of x must be contiguous, and their number a
+  /// multiple of 16.
   __device__ __forceinline__ void fetch(const Operand<T>& x, const T* data, int t0, int k0) {
     const bool inside = k0 + channel() < x.channels;
     const T* from = data + (t0 * x.token_stride + k0);

@@ -50,7 +50,7 @@ struct Device {
     return device;
   }
 
-  /// Throws InvalidArgument unless it is the current device.
+  /// Throws InvalidArgument unless this is the current device.
   void check_current() const {
     int current = 0;
     check(cudaGetDevice(&current), "querying the current device");
@@ -85,8 +85,9 @@ class DeviceMemory {
   void* m_data = nullptr;
 };
 
-/// Memory of the device's pool (cudaMallocAsync), which the destructor frees after the work that the stream has by
-/// then. Both are part of a graph in which the stream is captured.
+/// Memory from the device's pool (cudaMallocAsync). The destructor queues its release in the stream, after the work
+/// that has been queued by then. If the stream is captured in a graph, the allocation and the release are part of the
+/// graph.
 class StreamMemory {
  public:
   /// Throws BackendError if the allocation fails.
@@ -105,7 +106,7 @@ class StreamMemory {
   cudaStream_t m_stream;
 };
 
-/// A copy of an object in device memory, after all work of the stream, for which it waits. Throws BackendError if CUDA
+/// Waits for all work of the stream, and returns a copy of an object in device memory. Throws BackendError if CUDA
 /// reports an error.
 template <class T>
 T copied_to_host(const T* from, cudaStream_t stream) {

@@ -16,7 +16,7 @@
 namespace nprf::cuda {
 
 constexpr float largest_float = std::numeric_limits<float>::max();
-/// Constants, since compilers of device code divide for 0.0 / 0.0 and 1.0 / 0.0.
+/// In constants, since compilers of device code translate 0.0 / 0.0 and 1.0 / 0.0 to divisions.
 constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
 
@@ -28,7 +28,7 @@ concept Storage = std::same_as<S, float> || std::same_as<S, __half> || std::same
 enum class FeatureType { in_float, in_half, in_bfloat16 };
 
 constexpr bool on_tensor_cores(FeatureType type) { return type != FeatureType::in_float; }
-/// Whether these are features of 16 bits of the storage type.
+/// Whether features of this type have 16 bits and the storage type S.
 template <Storage S>
 constexpr bool has_storage_type(FeatureType type) {
   return on_tensor_cores(type) && (type == FeatureType::in_half) == std::same_as<S, __half>;
@@ -42,7 +42,8 @@ NPRF_HOST_DEVICE __forceinline__ void store(float* to, float x) { *to = x; }
 NPRF_HOST_DEVICE __forceinline__ void store(__half* to, float x) { *to = __float2half_rn(x); }
 NPRF_HOST_DEVICE __forceinline__ void store(__nv_bfloat16* to, float x) { *to = __float2bfloat16_rn(x); }
 
-/// Stores all values: at once if they fill 8 or 16 bytes, to which `to` must then be aligned.
+/// Rounds all values to S and stores them. If they fill 8 or 16 bytes, they are stored at once, and `to` must be
+/// aligned to as many bytes.
 template <class S, int count>
 __device__ __forceinline__ void store_all(S* to, const float (&values)[count]) {
   S rounded[count];

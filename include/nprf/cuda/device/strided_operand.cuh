@@ -8,14 +8,14 @@
 
 namespace nprf::cuda {
 
-/// Matrices (tokens,channels), one for each z = (sequence, head), with arbitrary strides. Of keys and values, `group`
-/// heads of queries next to each other may share one.
+/// Matrices (tokens,channels), one for each z = (sequence, head), with arbitrary strides. `group` heads next to each
+/// other share a matrix, as heads of queries may share one of keys or values.
 template <class S>
 struct Operand {
   const S* data;
   std::ptrdiff_t batch_stride, head_stride, token_stride, channel_stride;
   int heads, tokens, channels;
-  bool has_aligned_rows = false;  // of whole vectors of 16 bytes, at multiples of 16 bytes
+  bool has_aligned_rows = false;  // rows consist of whole vectors of 16 bytes, at multiples of 16 bytes
   int group = 1;
 
   Operand(const DeviceMatrixView<const S>& x)
@@ -65,15 +65,15 @@ __device__ __forceinline__ T* row_of(const DeviceMatrixView<T>& x, int z, std::p
   return x.data + z / heads * x.batch_stride + z % heads * x.head_stride + i * x.token_stride;
 }
 
-/// A tile in shared memory: the entry of token t and channel k is values[t token_step + k channel_step].
+/// A tile in shared memory: the entry of token t and channel k is values[t * token_step + k * channel_step].
 struct TileLayout {
   float* values;
   int token_step, channel_step;
 };
 
-/// store(row, column, load(row, column)) for all entries of a tile (rows,columns). All `threads` threads of the block
-/// take part; each has one column of some rows, and up to `in_flight` loads in flight at a time, which need registers.
-/// A store must not change what is loaded.
+/// Calls store(row, column, load(row, column)) for all entries of a tile (rows,columns). All `threads` threads of the
+/// block take part. Each thread has one column of some rows. It starts up to `in_flight` loads before it stores the
+/// first result; the results need registers. A store must not change what is loaded.
 template <int rows, int columns, int threads, int in_flight, class Load, class Store>
 __device__ __forceinline__ void copy_tile(Load&& load, Store&& store) {
   constexpr int step = threads / columns, turns = rows / step, at_once = turns < in_flight ? turns : in_flight;
@@ -100,9 +100,9 @@ struct NoFactors {
   __device__ __forceinline__ float operator()(int) const { return 1; }
 };
 
-/// Loads the tile of x (tokens,channels) that begins at token t0 and channel k0, of the matrix at `data`; zero beyond
-/// the end of x. All `threads` threads of the block take part. Returns true if this thread has loaded a NaN or an
-/// infinity.
+/// Loads a tile (tokens,channels) of the matrix of x at `data`, from token t0 and channel k0 on, and multiplies it by
+/// the factors. The tile is zero beyond the end of x. All `threads` threads of the block take part. Returns true if
+/// this thread has loaded a NaN or an infinity.
 template <int tokens, int channels, int threads, int in_flight = 8, class S, class Factors = NoFactors>
 __device__ __forceinline__ bool load_tile(const TileLayout& tile, const Operand<S>& x, const S* data, int t0, int k0,
                                           const Factors& factors = {}) {
@@ -123,8 +123,9 @@ __device__ __forceinline__ bool load_tile(const TileLayout& tile, const Operand<
   return found;
 }
 
-/// Loads the same tile, to memory in which channels are `stride` scalars apart. Aligned rows are loaded 16 bytes at a
-/// time, 8 channels of a token by lanes next to each other, and stored without bank conflicts if stride % 32 is 4.
+/// Loads the tile that load_tile() loads, to memory in which channels are `stride` scalars apart. If x has aligned
+/// rows, a lane loads 16 bytes at a time, lanes next to each other load 8 channels of a token, and stores have no bank
+/// conflicts if stride % 32 is 4.
 template <int tokens, int channels, int threads, int stride, class S, class Factors = NoFactors>
 __device__ __forceinline__ void load_tile_of_rows(float* tile, const Operand<S>& x, const S* data, int t0, int k0,
                                                   const Factors& factors = {}) {

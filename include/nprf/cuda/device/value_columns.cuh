@@ -16,7 +16,7 @@ template <Storage S>
 struct ColumnsOf {
   const S* data;
   std::ptrdiff_t token_stride, channel_stride;
-  const bool* mask;  // (n_k), or null
+  const bool* mask;  // (n_k): false is padding; null: no padding
   int keys, p;
   float one, factor;  // factor multiplies the values
 
@@ -27,8 +27,8 @@ struct ColumnsOf {
     return column == p ? one : factor * to_float(data[j * token_stride + column * channel_stride]);
   }
 
-  /// The same in two steps, so that many entries can be loaded at a time: without a branch, and without waiting for the
-  /// mask, so that the values of padding keys are read, but not used.
+  /// load() and entry_of() are operator() in two steps, so that many entries can be loaded at a time. load() has no
+  /// branch and does not wait for the mask: the values of padding keys are read, but not used.
   struct Loaded {
     float value;
     bool is_present;
@@ -51,7 +51,7 @@ struct ColumnsOf {
 template <Storage S>
 struct Columns {
   Operand<S> V;                  // (n_k,p)
-  const bool* mask;              // [sequence, n_k], or null
+  const bool* mask;              // [sequence, n_k]: false is padding; null: no padding
   const int* largest = nullptr;  // [z]: values are divided by power_of_two_scale(largest); null: not divided
   float one = 1;  // 0 if no denominators are needed: an FFT transforms the ones together with a column of values
 
@@ -78,7 +78,8 @@ __device__ __forceinline__ bool load_columns(T* tile, int stride, const ColumnsO
   return found;
 }
 
-/// The same with several loads in flight, which need registers. All `threads` threads of the block take part.
+/// load_columns() with several loads in flight at a time, whose results need registers. All `threads` threads of the
+/// block take part.
 template <int tokens, int channels, int threads, Storage S, class T>
 __device__ __forceinline__ bool load_columns_at_once(T* tile, int stride, const ColumnsOf<S>& columns, int t0, int k0) {
   bool found = false;

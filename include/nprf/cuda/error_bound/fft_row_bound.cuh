@@ -20,33 +20,35 @@ namespace nprf::cuda {
 
 /// Finds the rows y = N / D that fail the FFT error bound: those whose error may exceed half of the tolerance, relative
 /// to the largest |v| that the row attends to, and those whose denominator does not keep its precision. The bound is
-/// quotient_error() (core/row_quotient.hpp) of
+/// quotient_error() (core/row_quotient.hpp) of the errors of N and of D:
 ///
-///     error_i = eps sum_f |A_if| e_f    of N, with u_j = max |V_j.|, and of D, with u_j = 1
+///     error_i = eps sum_f |A_if| e_f
 ///
 /// where e_f is the estimated error of the convolution of the weights with x_f = B_f o u
-/// (toeplitz/fft/convolution_error.hpp). Two columns of [V 1] share a transform. The u of the values covers this for
-/// two columns of values. The ones share a transform with values if p is odd. If B or V is not finite, all rows fail.
-/// v_max(i) is the maximum over the longest run of lags with nonzero weights, or of near ones, only, so it may be too
-/// small, but never too large. O((n_q + n_k / 256) r).
+/// (toeplitz/fft/convolution_error.hpp). For N, u_j is the largest |v| of key j; for D, u_j = 1. Two columns of [V 1]
+/// share a transform. For two columns of values the e_f of N covers both. If p is odd, the ones share a transform with
+/// a column of values, and their errors are combined. If B or V of a matrix is not finite, all its rows fail. The
+/// largest |v| of a row is taken only over the longest run of lags whose weights are nonzero, or which are near, so it
+/// may be too small, but never too large. O((n_q + n_k / 256) r).
 struct RowBoundTask {
   Operand<float> A;                  // (n_q,r)
   const float *N, *D;                // [z, n_q, p] [z, n_q], of values divided by power_of_two_scale(signals.largest)
-  const float *N_border, *D_border;  // terms of N and D that are not computed by FFT; null: none
+  const float *N_border, *D_border;  // the parts of N and D that are not computed by FFT; null: none
   const WeightNorms* weights;        // [position]
   int positions, first_lag;          // first_lag: the first lag that `weights` has
   TokenPlaces places;                // rows of tokens outside of a grid are computed without an FFT
   SignalNorms signals;
   float* errors;  // [z, 2, r], scratch memory: e_f of N, and of D
-  int length, p;  // of the FFT
-  bool positive;  // whether the features are
+  int length, p;  // length of the FFT, columns of V
+  bool positive;  // whether the features are positive
   float tolerance;
   bool* recomputed;     // [z, n_q]: which rows fail
   RowList failed_rows;  // the same rows as a list
   Counts* counts;
 };
 
-/// The errors e_f. Blocks (groups of 32 features, z) of threads (features, shares of the chunks).
+/// The shape of feature_errors_kernel, which computes the errors e_f. blockIdx.x: group of 32 features, blockIdx.y: z,
+/// threadIdx.x: feature of the group, and share of the chunks: of 8 shares, each has every 8th chunk.
 struct FeatureErrorShape {
   static constexpr int features = 32, shares = 8;
 };
@@ -55,7 +57,7 @@ __global__ void __launch_bounds__(threads) feature_errors_kernel(RowBoundTask ta
   start_kernel();
   using Shape = FeatureErrorShape;
   static_assert(threads == Shape::features * Shape::shares);
-  auto* sums = shared_memory<toeplitz::NormSums>();  // (shares, 2, features): without and with the values
+  auto* sums = shared_memory<toeplitz::NormSums>();  // (shares, 2, features): for u = 1, and for the u of values
   const int lane = static_cast<int>(threadIdx.x) % Shape::features,
             share = static_cast<int>(threadIdx.x) / Shape::features;
   const int z = static_cast<int>(blockIdx.y), f = static_cast<int>(blockIdx.x) * Shape::features + lane;
@@ -81,7 +83,7 @@ __global__ void __launch_bounds__(threads) feature_errors_kernel(RowBoundTask ta
   errors[r] = static_cast<float>(shared ? both : ones);
 }
 
-/// Blocks (rows, z).
+/// blockIdx.x and threadIdx.x: row, blockIdx.y: z.
 template <int threads>
 __global__ void __launch_bounds__(threads) row_bound_kernel(RowBoundTask task) {
   start_kernel();
@@ -140,8 +142,8 @@ inline void queue_row_bounds(const RowBoundTask& task, int z, cudaStream_t strea
          dim3{blocks_of<threads>(task.A.tokens), static_cast<unsigned>(z), 1}, dim3{threads, 1, 1}, 0, stream, task);
 }
 
-/// The predicted share of rows that fail the error bound of an FFT of some length (toeplitz/plan/failing_share.hpp),
-/// for the weights c of the lags -(n_q - 1) .. n_k - 1.
+/// The predicted fraction of rows that fail the error bound of an FFT of length `length`
+/// (toeplitz/plan/failing_share.hpp), for the weights c of the lags -(n_q - 1) .. n_k - 1.
 inline double failing_share(const std::vector<double>& c, int n_q, int n_k, int length, double tolerance) {
   toeplitz::NormSums weights;
   std::vector<double> before(1, 0);       // cumulative sums of c

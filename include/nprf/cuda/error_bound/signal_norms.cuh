@@ -11,16 +11,18 @@
 
 namespace nprf::cuda {
 
-/// Norms of the signals x_f = B_f o u over chunks of keys, where u is 1 or the largest |V_j.| of each key, and the
-/// maxima of |V|.
+/// Norms of the signals x_f = B_f o u over chunks of keys, where u_j is 1, or the largest |v| of key j; and maxima of
+/// |v|, where v are the entries of V.
 struct SignalNorms {
-  static constexpr int chunk = 256, group = 32, groups = chunk / group;  // keys; groups of a chunk
+  static constexpr int chunk = 256, group = 32, groups = chunk / group;  // keys of each; groups of a chunk
 
-  float* chunk_norms;  // [z, chunk, u, norm, r]: max, |x|_1 / max, |x|_2^2 / max^2; u is relative to chunk_max
-  float* chunk_max;    // [z, chunk]: the largest |v| of each chunk
-  float* key_max;      // [z, n_k]: of each key
-  float* group_max;    // [z, chunk, groups]: of each group
-  int* largest;        // [z]: magnitude of the largest |v|; infinite if B or V is not finite
+  // [z, chunk, u, norm, r]: for each of the two u the norms max |x|, |x|_1 / max |x| and |x|_2^2 / max |x|^2, where the
+  // second u is divided by chunk_max
+  float* chunk_norms;
+  float* chunk_max;  // [z, chunk]: the largest |v| of each chunk
+  float* key_max;    // [z, n_k]: the largest |v| of each key
+  float* group_max;  // [z, chunk, groups]: the largest |v| of each group
+  int* largest;      // [z]: magnitude of the largest |v|; infinite if B or V is not finite
   int chunks, r, n_k;
 
   static int chunks_of(int n_k) { return (n_k + chunk - 1) / chunk; }
@@ -41,8 +43,8 @@ struct SignalNorms {
     return chunk_norms + ((static_cast<std::ptrdiff_t>(z) * chunks + at) * 2 + with_values) * 3 * r;
   }
 
-  /// The sums for the norms of x_f over the keys of the chunks first, first + step, ..., added in their order. If
-  /// with_values, u is the values' and divided by scale.
+  /// The sums from which the norms of x_f follow, over the keys of the chunks first, first + step, ..., added in their
+  /// order. If with_values, u_j is the largest |v| of key j, divided by `scale`; else u_j = 1.
   __device__ toeplitz::NormSums of(int z, int f, bool with_values, double scale, int first = 0, int step = 1) const {
     toeplitz::NormSums all;
     for (int k = first; k < chunks; k += step) {
@@ -83,7 +85,7 @@ struct SignalTask {
   SignalNorms out;
 };
 
-// stores the norms of a warp's x in to[0], to[step] and to[2 step]
+// stores the norms of the entries x >= 0 of a warp, in the order of chunk_norms, in to[0], to[step] and to[2 * step]
 template <int count>
 __device__ __forceinline__ void measure(const float (&x)[count], float* to, int step) {
   float largest_abs = 0, one = 0, square = 0;
@@ -105,12 +107,12 @@ __device__ __forceinline__ void measure(const float (&x)[count], float* to, int 
   to[2 * step] = square;
 }
 
-/// The largest |v| of each key and of each group of keys. Blocks (groups, z).
+/// Computes the largest |v| of each key and of each group of keys. blockIdx.x: group, blockIdx.y: z.
 template <Storage S>
 __global__ void __launch_bounds__(SignalNorms::chunk) value_maxima_kernel(SignalTask<S> task) {
   start_kernel();
   constexpr int group = SignalNorms::group, warps = SignalNorms::chunk / 32, at_once = group / warps;
-  int* key_max = shared_memory<int>();  // magnitudes of a group
+  int* key_max = shared_memory<int>();  // magnitude of the largest |v| of each key of a group
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int j0 = static_cast<int>(blockIdx.x) * group, z = static_cast<int>(blockIdx.y);
   const SignalNorms& out = task.out;
@@ -140,8 +142,8 @@ __global__ void __launch_bounds__(SignalNorms::chunk) value_maxima_kernel(Signal
         __int_as_float(max_of_group);
 }
 
-/// The norms of a chunk, from the maxima of its keys and groups. Each warp has one signal. Blocks (chunks, tiles of
-/// signals, z).
+/// Computes the norms of the signals over each chunk, from the maxima of its keys and groups. Each warp has one signal.
+/// blockIdx.x: chunk, blockIdx.y: tile of signals, blockIdx.z: z.
 template <Storage S>
 __global__ void __launch_bounds__(SignalNorms::chunk) signal_norms_kernel(SignalTask<S> task) {
   start_kernel();

@@ -9,13 +9,13 @@
 
 namespace nprf::cuda {
 
-/// The norms of the weights of consecutive lags, and the longest run of nonzero weights.
+/// The norms of the weights of consecutive lags, and the longest run of consecutive nonzero weights.
 struct WeightNorms {
   toeplitz::NormSums sums;
   int size, leading, trailing;  // number of weights, of nonzero ones before the first zero, and after the last zero
-  int longest_run, longest_run_first;  // length and start
+  int longest_run, longest_run_first;  // its length, and the index of its first weight
 
-  /// A weight that counts as nonzero in runs if `attended`.
+  /// The norms of the single weight c. It counts as nonzero in runs if `attended`.
   static __device__ __forceinline__ WeightNorms of(float c, bool attended) {
     const int nonzero = attended ? 1 : 0;
     WeightNorms norms{{}, 1, nonzero, nonzero, nonzero, 0};
@@ -23,7 +23,7 @@ struct WeightNorms {
     return norms;
   }
 
-  /// The norms of a followed by b.
+  /// The norms of the weights of a, followed by those of b.
   static __device__ WeightNorms join(const WeightNorms& a, const WeightNorms& b) {
     WeightNorms c{a.sums, a.size + b.size, a.leading, b.trailing, a.longest_run, a.longest_run_first};
     c.sums.add(b.sums);
@@ -40,10 +40,10 @@ struct WeightNorms {
 struct WeightNormsTask {
   DeviceWeights c;
   WeightNorms* norms;    // [head], of the attended lags
-  DeviceBias bias = {};  // of c; near lags that are attended count as nonzero in runs
+  DeviceBias bias = {};  // the biases of the weights c. Near lags that are attended count as nonzero in runs
 };
 
-/// One block per head.
+/// Computes the norms. blockIdx.x: head.
 template <int threads>
 __global__ void __launch_bounds__(threads) weight_norms_kernel(WeightNormsTask task) {
   start_kernel();

@@ -15,7 +15,7 @@
 namespace nprf::cuda {
 
 /// The work of a block: 16 x 16 threads, each with 4 tokens and 4 of every 64 channels. Centred and quadratic features
-/// need the functions of has_gradient_tile.
+/// need has_gradient_tile, a second tile of tokens in shared memory.
 template <Storage S, int tiles, bool has_gradient_tile>
 class FeatureGradients {
  public:
@@ -42,7 +42,7 @@ class FeatureGradients {
   /// Computes dx' of exponential and trigonometric features.
   __device__ __forceinline__ void add_projections() {
     const FeatureTask<S>& f = m_task.features;
-    float g_phi = 0;  // of the token of loads, from some of the features
+    float g_phi = 0;  // this thread's part of g.phi of the token load_token()
     for (int f0 = 0; f0 < f.m; f0 += k_tile) {
       __syncthreads();
 #pragma unroll
@@ -74,7 +74,7 @@ class FeatureGradients {
     const auto owns = [=](unsigned l) { return static_cast<int>(l) % Shape::groups == group; };
     for (int l = group; l < m_task.features.d_padded; l += Shape::groups) dz()[Shape::at(l, t)] = 0;
     const float factor = m_t0 + t < n() ? phi(0)[t] : 0.0f;
-    float g_phi = 0;  // of the token of loads, from some of the features
+    float g_phi = 0;  // this thread's part of g.phi of the token load_token()
     for (int f0 = 0; f0 < r; f0 += k_tile) {
       __syncthreads();
 #pragma unroll
@@ -211,13 +211,13 @@ class FeatureGradients {
   __device__ __forceinline__ static int load_token() {
     return static_cast<int>(threadIdx.x) / 32 % 4 * 16 + static_cast<int>(threadIdx.x) % 32 / 2;
   }
-  // of the threads that have the same token
+  // the number of this thread among the four that load from the same token
   __device__ __forceinline__ static int load_share() {
     return static_cast<int>(threadIdx.x) / 128 * 2 + static_cast<int>(threadIdx.x) % 2;
   }
   __device__ __forceinline__ static int load_channel(int turn) { return 4 * (load_share() + Shape::groups * turn); }
 
-  // g of features f .. f + 3 of token t; zero from feature `end` on
+  // sets g to the gradients of features f to f + 3 of token t; 0 from feature `end` on
   __device__ __forceinline__ void load_gradients(int t, int f, int end, float (&g)[4]) const {
 #pragma unroll
     for (int e = 0; e < 4; ++e) g[e] = 0;
@@ -240,7 +240,8 @@ class FeatureGradients {
     return f < end && m_t0 + load_token() < n() ? phi(f)[load_token()] : 0.0f;
   }
 
-  // stores s of projections f0 + k .. f0 + k + 3; returns what they add to g.phi
+  // stores s_f (FeatureGradientTask) of the projections f from f0 + k to f0 + k + 3, of the token load_token(); returns
+  // what their features add to g.phi
   __device__ __forceinline__ float load_factors(int f0, int k) const {
     const FeatureTask<S>& all = m_task.features;
     const int f = f0 + k, m = all.m, t = load_token();
@@ -286,7 +287,7 @@ class FeatureGradients {
 
   // ---- this thread's entries: quads of tokens m_row + i and channels k0 + j
 
-  // those of a tile (d_padded,tile)
+  // of[i][j]: the entries of a tile (d_padded,tile)
   struct Quad {
     float of[4][4];
   };
@@ -299,7 +300,8 @@ class FeatureGradients {
     }
     return all;
   }
-  // calls f(tile_of_d, k0) for those of m_dx; channels from d to d_padded are among them
+  // calls f(tile_of_d, k0) for each quad m_dx[tile_of_d], which begins at channel k0; channels from d to d_padded are
+  // among them
   template <class F>
   __device__ __forceinline__ void for_each_quad(F&& f) const {
 #pragma unroll
@@ -357,7 +359,7 @@ class FeatureGradients {
   float m_dx[tiles][4][4] = {};
 };
 
-/// For heads of at most 64 tiles channels. Blocks (tiles of tokens, z).
+/// For heads of at most 64 * tiles channels. blockIdx.x: tile of tokens, blockIdx.y: z.
 template <Storage S, int tiles, bool has_gradient_tile>
 __global__ void __launch_bounds__(FeatureGradientShape::threads, FeatureGradientShape::blocks(tiles))
     feature_gradients_kernel(FeatureGradientTask<S> task) {

@@ -14,10 +14,10 @@ struct CentringConstants {
   float offset;
 };
 
-/// Those of all heads, on the device.
+/// The constants of all heads, on the device.
 struct DeviceCentring {
   const float* values = nullptr;  // [head, size(..)]: axes, mean, linear, offset; null: no centring
-  std::ptrdiff_t stride = 0;      // between heads; 0: one for all
+  std::ptrdiff_t stride = 0;      // between heads; 0: all heads share them
 
   static std::size_t size(int d, int d_padded) {
     return static_cast<std::size_t>(d + 2) * static_cast<std::size_t>(d_padded) + 4;

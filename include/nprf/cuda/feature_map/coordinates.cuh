@@ -11,14 +11,15 @@
 
 namespace nprf::cuda {
 
-/// Of a token: x' = factor x, |x'|^2 / 2, and whether x is finite.
+/// What is known of a token x: the factor of x' = factor x, |x'|^2 / 2, and whether x is finite.
 struct NormalisedToken {
   float factor, half_square;
   bool finite;
-  bool is_extreme;  // sums of products of an x that is not normalised may overflow
+  bool is_extreme;  // whether sums of products of x itself may overflow or underflow
 };
 
-/// The sum of f(x_k) over the channels of this thread's token. All threads of the block must call it.
+/// The sum over the channels of this thread's token, where f(x_k, sum) adds the term of a channel x_k to a sum. All
+/// threads of the block must call it.
 template <class Shape, class F>
 __device__ __forceinline__ float over_channels(const float* x, int d, float* scratch, F&& f) {
   const int t = static_cast<int>(threadIdx.x) % Shape::tokens, g = static_cast<int>(threadIdx.x) / Shape::tokens;
@@ -28,18 +29,18 @@ __device__ __forceinline__ float over_channels(const float* x, int d, float* scr
   return over_groups<Shape>(scratch, sum, [](float a, float b) { return a + b; });
 }
 
-/// |x|^2 of this thread's token, likewise.
+/// |x|^2 of this thread's token. All threads of the block must call it.
 template <class Shape>
 __device__ __forceinline__ float square_of(const float* x, int d, float* scratch) {
   return over_channels<Shape>(x, d, scratch, [](float x_k, float sum) { return fmaf(x_k, x_k, sum); });
 }
 
-/// Whether |x|^2 is not finite, or so large or small that its terms may have overflowed or underflowed.
+/// Whether |x|^2 is not finite, or so large or small that some x_k^2 may have overflowed or underflowed.
 __device__ __forceinline__ bool has_extreme_square(float square) {
   return !(square >= 0x1p-100f && square <= 0x1p100f);
 }
 
-/// The data of a token from |x|^2 of a token that is `unit` times as large.
+/// The data of a token x, where `square` is |unit x|^2.
 template <Storage S, class Feature>
 __device__ __forceinline__ NormalisedToken token_of(const FeatureTask<S, Feature>& task, float square, float unit = 1,
                                                     bool is_extreme = false) {
@@ -60,7 +61,7 @@ __device__ __forceinline__ NormalisedToken measure(const FeatureTask<S, Feature>
   if (!(task.radius > 0)) return token_of(task, square);
   PowerOfTwoScale unit{1, 1};
   const bool is_extreme = has_extreme_square(square);
-  if (__syncthreads_or(is_extreme)) {  // other tokens of the block must not change by that
+  if (__syncthreads_or(is_extreme)) {  // this must not change the results of the other tokens
     const int t = static_cast<int>(threadIdx.x) % Shape::tokens, g = static_cast<int>(threadIdx.x) / Shape::tokens;
     const int d = task.x.channels;
     float largest = 0;
@@ -76,7 +77,7 @@ __device__ __forceinline__ NormalisedToken measure(const FeatureTask<S, Feature>
   return token_of(task, square, unit.inverse, is_extreme);
 }
 
-/// x' = factor x of this thread's token, in place.
+/// Multiplies this thread's token x by factor, in place.
 template <class Shape>
 __device__ __forceinline__ void scale_token(float* x, int d, float factor) {
   const int t = static_cast<int>(threadIdx.x) % Shape::tokens, g = static_cast<int>(threadIdx.x) / Shape::tokens;
@@ -93,22 +94,22 @@ __device__ __forceinline__ NormalisedToken normalise(const FeatureTask<S, Featur
   return token;
 }
 
-/// The coordinates of the tokens that their features are functions of, and the logarithm of the factor of this thread's
-/// token.
+/// What the features of a tile of tokens are functions of: z, which is x' or with a centring the coordinates of x'; and
+/// the logarithm of the factor of this thread's token.
 struct TokenCoordinates {
   const float* z;  // (d_padded,tokens)
   float log_factor;
 };
 
-/// Of the normalised tile x' of a head, which the tile of z follows if there is a centring. All threads of the block
-/// must call it; they are synchronised at the end.
+/// Computes the coordinates of the tile x of normalised tokens of a head. With a centring the tile of z is stored
+/// behind that of x. All threads of the block must call it; they are synchronised at the end.
 template <class Shape, Storage S, class Feature>
 __device__ __forceinline__ TokenCoordinates coordinates_of(const FeatureTask<S, Feature>& task, int head, float* x,
                                                            float* scratch, const NormalisedToken& token) {
   const int d = task.x.channels;
   const float* z = x;
   float of_centring = 0, half_square = token.half_square;
-  // up to the next barrier a thread reads the channels that it normalised
+  // up to the next barrier a thread reads only the channels that it normalised itself
   if (task.centring.values) {
     float* centred = x + Shape::at(task.d_padded, 0);
     of_centring = centre<Shape>(task.centring.of(head, d, task.d_padded), d, task.d_padded, x, centred, scratch);

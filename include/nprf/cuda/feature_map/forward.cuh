@@ -52,12 +52,12 @@ class TileFeatures : public ProjectedTile<kind, S, Feature> {
       Base::project, Base::largest_projection, Base::m_task, Base::m_tokens, Base::m_t0, Base::m_lane, Base::m_own,
       Base::m_log_factor;
   using Shape = FeatureTile;
-  static constexpr int pieces = Shape::chunk / Shape::piece;  // of a token
+  static constexpr int pieces = Shape::chunk / Shape::piece;  // of the features of a token
 
   __device__ __forceinline__ float* bases() const { return scales() + Shape::tokens; }  // (tokens)
   __device__ __forceinline__ float* zeros() const { return bases() + Shape::tokens; }   // (tokens)
-  // Piece c of the features of a chunk that token t has; that of token t + 1 follows `pieces` later if t is even.
-  // Pieces of neighbouring pairs of tokens are in other banks.
+  // Where piece c of token t's features of a chunk is. If t is even, piece c of token t + 1 is `pieces` places further.
+  // Pieces of neighbouring pairs of tokens are in different banks.
   __device__ __forceinline__ uint4* piece(int t, int c) const {
     return reinterpret_cast<uint4*>(zeros() + Shape::tokens) + t * pieces + (c ^ (t / 2 % pieces));
   }
@@ -67,7 +67,7 @@ class TileFeatures : public ProjectedTile<kind, S, Feature> {
     if (has_own_token()) m_tokens.store_factors(own_token(), log_factor, m_own.factor);
   }
 
-  // stores the first or the second features of the projections of a chunk
+  // stores features f of the projections f of a chunk, or if `second` is true their features m + f
   template <bool second>
   __device__ __forceinline__ void store_chunk(int f0, const float (&z)[Shape::turns][2][Shape::group]) const {
     const int m0 = second ? m_task.m : 0;
@@ -93,7 +93,7 @@ class TileFeatures : public ProjectedTile<kind, S, Feature> {
     if constexpr (by_token<Feature>) store_pieces(f0, m0);
   }
 
-  // clears the features of tokens that are zero
+  // sets the features of a token to zero if its entry of `zero` is not 0
   __device__ __forceinline__ static void clear(float (&phi)[2][Shape::group], float2 zero) {
 #pragma unroll
     for (int i = 0; i < Shape::group; ++i) {
@@ -101,7 +101,7 @@ class TileFeatures : public ProjectedTile<kind, S, Feature> {
       if (zero.y != 0) phi[1][i] = 0;
     }
   }
-  // stores features m0 + first .. of this lane's tokens, by channel
+  // stores the features of this lane's tokens from m0 + first on, by channel
   __device__ __forceinline__ void store_by_channel(int first, int m0, const float (&phi)[2][Shape::group]) const {
     const int stride = m_task.stride, token = m_t0 + 2 * m_lane, all = token < stride ? count() - first : 0;
     float* to = m_task.phi + (static_cast<std::ptrdiff_t>(stored_matrix()) * m_task.r + m0 + first) * stride + token;
@@ -120,7 +120,8 @@ class TileFeatures : public ProjectedTile<kind, S, Feature> {
   __device__ __forceinline__ Feature* row(int t) const {
     return m_task.phi + (static_cast<std::ptrdiff_t>(stored_matrix()) * n() + m_t0 + t) * m_task.stride;
   }
-  // stores features m0 + first .. of this lane's tokens: in shared memory, for store_pieces(), if they are aligned
+  // stores the features of this lane's tokens from m0 + first on: if they are aligned, in shared memory for
+  // store_pieces(), and otherwise in phi
   __device__ __forceinline__ void store_by_token(int first, int m0, float (&phi)[2][Shape::group]) const {
     const int all = min(Shape::group, count() - first);
     if (are_aligned()) {
@@ -141,7 +142,7 @@ class TileFeatures : public ProjectedTile<kind, S, Feature> {
     for (int i = 0; i < Shape::group; ++i)
       if (i >= first) phi[0][i] = phi[1][i] = 0;
   }
-  // stores features m0 + f of the projections f of a chunk, from shared memory
+  // stores features m0 + f of the projections f of a chunk; they are read from shared memory
   __device__ __forceinline__ void store_pieces(int f0, int m0) const {
     if (!are_aligned()) return;
     constexpr int step = Shape::threads / pieces;  // so that the places of pieces repeat
@@ -158,7 +159,7 @@ class TileFeatures : public ProjectedTile<kind, S, Feature> {
       if (k < count_of_rows) *reinterpret_cast<uint4*>(to) = from[k * pieces];
     __syncthreads();  // before the next pieces
   }
-  // stores zeros from the last feature on
+  // stores the zeros after the last feature, or after its piece if there are pieces
   __device__ __forceinline__ void store_padding() const {
     const int first = are_aligned() ? (m_task.r + Shape::piece - 1) / Shape::piece * Shape::piece : m_task.r;
     if (!has_own_token() || own_token() >= n()) return;
@@ -166,7 +167,8 @@ class TileFeatures : public ProjectedTile<kind, S, Feature> {
   }
 };
 
-/// Computes both tasks. Blocks (tiles of tokens, z, task); those from z / group on have nothing to compute.
+/// Computes both tasks. blockIdx.x: tile of tokens, blockIdx.y: matrix of features, blockIdx.z: task. With
+/// z = gridDim.y a task has z / group matrices; blocks beyond these do nothing.
 template <FeatureKind kind, Storage S, class Feature>
 __global__ void __launch_bounds__(FeatureTile::threads, FeatureTile::blocks)
     features_kernel(FeatureTask<S, Feature> first, FeatureTask<S, Feature> second) {
@@ -181,7 +183,8 @@ __global__ void __launch_bounds__(FeatureTile::threads, FeatureTile::blocks)
   }
 }
 
-/// Computes the largest log-scale of the keys; non-finite ones are ignored. Blocks (tiles of tokens, z / group).
+/// Computes the largest log-scale of each matrix of keys; non-finite ones are ignored. blockIdx.x: tile of tokens,
+/// blockIdx.y: matrix of features.
 template <FeatureKind kind, Storage S, class Feature>
 __global__ void __launch_bounds__(FeatureTile::threads) log_scales_kernel(FeatureTask<S, Feature> task) {
   start_kernel();
@@ -200,11 +203,12 @@ void with_kind(FeatureKind kind, F&& f) {
   }
 }
 
-/// Whether to queue kernels that compute projections in float. If kernels are only loaded, those and the others, since
-/// rows of later calls may not be aligned.
+/// Whether to queue kernels that compute projections in float. While kernels are only loaded (KernelLoading), it is
+/// always true: rows of later calls may not be aligned for tensor cores.
 inline bool queues_in_float(bool uses_tensor_cores) { return KernelLoading::is_active() || !uses_tensor_cores; }
 
-/// Queues the largest log-scales of a task, if it needs them.
+/// Queues the computation of a task's largest log-scales, if it needs them. `z` is the number of heads of all
+/// sequences.
 template <Storage S, class Feature>
 void queue_log_scales(const FeatureTask<S, Feature>& task, int z, cudaStream_t stream) {
   if (!task.max_log_scale || task.x.tokens == 0 || z == 0) return;
@@ -225,8 +229,8 @@ void queue_log_scales(const FeatureTask<S, Feature>& task, int z, cudaStream_t s
   });
 }
 
-/// Queues the features of two tasks, such as queries and keys, of `z` matrices each. Both must have the same d and
-/// kind.
+/// Queues the computation of the features of two tasks, such as queries and keys. `z` is the number of heads of all
+/// sequences. Both tasks must have the same d and kind.
 template <Storage S, class Feature>
 void queue_features(const FeatureTask<S, Feature>& first, const FeatureTask<S, Feature>& second, int z,
                     cudaStream_t stream) {

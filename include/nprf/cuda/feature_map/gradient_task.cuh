@@ -10,18 +10,18 @@
 
 namespace nprf::cuda {
 
-/// dL/dx of queries or keys, from g = dL/dphi. With the normalised token x':
+/// Computes dL/dx of queries or keys from g = dL/dphi. With the normalised token x':
 ///
 ///     positive, hyperbolic   dx' = sum_f s_f w_f - (g.phi) x'   s_f = g_f phi_f - g_{m+f} phi_{m+f}
 ///     trigonometric          dx' = sum_f s_f w_f + (g.phi) x'   s_f = g_f phi_{m+f} - g_{m+f} phi_f
 ///     elu                    dx' = g where x' > 0, else g phi
 ///     quadratic              dx' = phi_0 sum_f g_f dphi_f/dx' + (g.phi) curvature o x'
 ///
-/// where quadratic phi_f and their derivatives are those without the row's factor, which phi_0 is. With a centring x'
-/// and dx' are those of the coordinates z, and dx' = axes^T dz + (g.phi) linear (feature_map/centred.hpp). dx = factor
-/// dx'. If tokens are normalised to one norm, the component of dx' along x' is removed first. The scale that the
-/// features are divided by is treated as a constant, since y does not depend on it. If g is zero, dx is zero even for a
-/// non-finite token. O(n d m).
+/// For quadratic features dphi_f/dx' is the derivative of the feature without the row's factor, and phi_0, the constant
+/// feature, is that factor. With a centring these formulas give dz, from the coordinates z instead of x', and
+/// dx' = axes^T dz + (g.phi) linear (feature_map/centred.hpp). At last dx = factor dx'. If tokens are normalised to one
+/// norm, the component of dx' along x' is removed first. The scale that the features are divided by is treated as a
+/// constant, since y does not depend on it. If g is 0, dx is 0 even for a non-finite token. O(n d m).
 template <Storage S>
 struct FeatureGradientTask {
   FeatureTask<S> features;  // as in the forward pass; phi is read
@@ -29,8 +29,8 @@ struct FeatureGradientTask {
   int z;
   DeviceMatrixView<S> dx;
   const float* exact = nullptr;  // [z, n, d]: added to dx', the gradients of exact pairs (attention/exact); null: none
-  const int* exact_rows = nullptr;  // [z]: 0 where `exact` has nothing and is not valid; null: it is valid
-  float* dx_of_z = nullptr;  // [z, n, d]: gets dx in place of `dx`, whose matrices a group of z shares; null: none
+  const int* exact_rows = nullptr;  // [z]: 0 where `exact` is not set and not read; null: all of it is set
+  float* dx_of_z = nullptr;         // [z, n, d]: gets dx of each z instead of `dx`, if a group shares keys; null: `dx`
 };
 
 /// gradient * factor; 0 if the gradient is 0, even if the factor is not finite.
@@ -50,10 +50,12 @@ struct FeatureGradientShape {
     return (k >> 2) * (4 * tokens + 4) + (k & 3) * tokens + t;
   }
 
-  /// Blocks of a multiprocessor at least, which limits registers: one for 256 channels, whose sums spill otherwise.
+  /// How many blocks share a multiprocessor at least, which limits registers: one for 256 channels, whose sums would
+  /// spill otherwise.
   static constexpr int blocks(int tiles) { return tiles == 4 ? 1 : 2; }
 
-  /// `tiles` of FeatureTask; centred and quadratic features need one more for the gradient of the coordinates.
+  /// The bytes of shared memory. `tiles` is FeatureTask::tiles(); centred and quadratic features need one more tile,
+  /// for the gradient of the coordinates.
   static std::size_t shared(int d_padded, int tiles, bool has_gradient_tile) {
     const int all = at(d_padded, 0) * (tiles + has_gradient_tile) + 2 * k_tile * stride + (groups + 2) * tokens;
     return sizeof(float) * static_cast<std::size_t>(all);

@@ -17,7 +17,7 @@ class MatrixTokens {
   __device__ __forceinline__ MatrixTokens(const FeatureTask<S, Feature>& task, int matrix)
       : m_task(task), m_matrix(matrix), m_z(matrix * task.group) {}
 
-  /// The first z whose features this matrix has; it has those of z() to z() + group - 1.
+  /// The first z of those that share this matrix of features, which are z() to z() + group - 1.
   __device__ __forceinline__ int z() const { return m_z; }
   __device__ __forceinline__ int n() const { return m_task.x.tokens; }
 
@@ -36,20 +36,23 @@ class MatrixTokens {
       if (m_task.queries ? mask.attends_any(z, token) : mask.is_attended(z, token)) return false;
     return true;
   }
-  /// The base of feature_of(), unless features are divided by the largest one.
+  /// The argument `base` of feature_of() for a token, unless the features of a row are divided by the row's largest
+  /// one.
   __device__ __forceinline__ float base(float log_factor, bool is_finite) const {
     const float shift = m_task.max_log_scale ? from_ordered(m_task.max_log_scale[m_matrix]) : m_task.shift;
     if constexpr (is_exponential<kind>) return exponent_unit<kind> * (log_factor - shift);
     if (is_quadratic<kind> && !is_finite) return not_a_number;
     return m_task.queries ? 1.0f : expf(log_factor - shift);
   }
-  /// Stores what the features of a query are divided by and what a token is multiplied by, if they are requested.
+  /// Stores log_factor, the logarithm of what the features of a query are divided by, and factor, which the token was
+  /// multiplied by, in FeatureTask::log_factors and factors if these are requested.
   __device__ __forceinline__ void store_factors(int token, float log_factor, float factor) const {
     if (token >= n()) return;
     if (m_task.log_factors) m_task.log_factors[static_cast<std::ptrdiff_t>(m_z) * n() + token] = log_factor;
     if (m_task.factors) m_task.factors[static_cast<std::ptrdiff_t>(m_matrix) * n() + token] = factor;
   }
-  /// Raises the largest log-scale of the matrix to that of the warp's tokens. Those that are not finite are ignored.
+  /// Sets the matrix's largest log-scale to the maximum of itself and the log-scales of the warp's tokens. Tokens
+  /// without features are ignored, and log-scales that are not finite. All lanes must call it.
   __device__ __forceinline__ void store_log_scale(int token, float log_scale) const {
     const bool is_counted = !is_left_out(token) && fabsf(log_scale) < largest_float;
     const float largest =

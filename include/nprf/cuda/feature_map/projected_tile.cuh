@@ -13,19 +13,21 @@
 
 namespace nprf::cuda {
 
-/// The shape of the kernels that compute features of tiles of tokens. A lane has the tokens 2 lane and 2 lane + 1, and
-/// a warp 8 projections at a time, in two turns: a block has `chunk` projections of each of its tokens in registers.
+/// The shape of the kernels that compute features of tiles of tokens. A lane has the tokens 2 * lane and 2 * lane + 1,
+/// and a warp 8 projections at a time, in two turns: a block has `chunk` projections of each of its tokens in
+/// registers.
 struct FeatureTile {
   static constexpr int tokens = 64, groups = 2, threads = tokens * groups, at_once = 4;
-  static constexpr int stride = 2 * (tokens + 2);  // of pairs of channels
+  static constexpr int stride = 2 * (tokens + 2);  // from a pair of channels to the next
   static constexpr int warps = threads / 32, turns = 2, group = 8, chunk = turns * warps * group;
-  static constexpr int blocks = 5;  // of a multiprocessor at least, which limits registers
+  static constexpr int blocks = 5;  // that share a multiprocessor at least, which limits registers
   static constexpr int piece = 8;   // features of a token that are stored at once if they have 16 bits
 
-  // two channels of two tokens are 16 bytes
+  // where channel k of token t is: two channels of two tokens are next to each other, in 16 bytes
   __host__ __device__ static constexpr int at(int k, int t) { return k / 2 * stride + k % 2 + 2 * t; }
 
-  /// The bytes of some tiles, of reductions, of three scalars a token, and of the features that are stored by token.
+  /// The bytes of shared memory: for `tiles` tiles, for reductions, for three scalars of each token, and for features
+  /// that are stored by token.
   static std::size_t shared(int d_padded, int tiles, bool by_token) {
     return sizeof(float) * static_cast<std::size_t>(at(d_padded, 0) * tiles + (warps + 3) * tokens) +
            (by_token ? sizeof(std::uint16_t) * tokens * chunk : 0);
@@ -47,7 +49,7 @@ class ProjectedTile {
         m_scratch(x() + task.tiles() * Shape::at(task.d_padded, 0)) {
     const float square = task.x.has_aligned_rows ? load_rows() : load_any_rows();
     m_own = measure<Shape>(task, x(), scratch(), square);
-    // else projections are multiplied by the factor
+    // if tokens are not scaled, their projections are multiplied by the factor instead
     const bool scales_tokens = !has_projections<kind> || m_own.is_extreme || task.centring.values;
     if (scales_tokens) scale_token<Shape>(x(), task.x.channels, m_own.factor);
     const TokenCoordinates at = coordinates_of<Shape>(task, m_head, x(), scratch(), m_own);
@@ -56,7 +58,7 @@ class ProjectedTile {
     if (has_own_token()) scales()[threadIdx.x] = exponent_unit<kind> * (scales_tokens ? 1.0f : m_own.factor);
   }
 
-  /// Raises the largest log-scale of the keys.
+  /// Raises the largest log-scale of the matrix to the largest one of this tile's keys, if that is larger.
   __device__ __forceinline__ void store_log_scale() {
     float log_scale = m_log_factor;
     if constexpr (is_exponential<kind>) {
@@ -69,19 +71,19 @@ class ProjectedTile {
  protected:
   using Shape = FeatureTile;
 
-  // Whether this thread has the data of a token, that of its index in the tile.
+  // Whether this thread has a token of its own, whose index in the tile is threadIdx.x.
   __device__ __forceinline__ bool has_own_token() const { return threadIdx.x < Shape::tokens; }
   __device__ __forceinline__ int own_token() const { return m_t0 + static_cast<int>(threadIdx.x % Shape::tokens); }
   __device__ __forceinline__ int n() const { return m_task.x.tokens; }
   // the matrix of phi that the block computes
   __device__ __forceinline__ static int stored_matrix() { return static_cast<int>(blockIdx.y); }
-  // the number of projections, or of features if there are none
+  // the number of projections; if there are no projections, the number of features
   __device__ __forceinline__ int count() const { return has_projections<kind> ? m_task.m : m_task.r; }
   __device__ __forceinline__ int first_of(int f0, int turn) const {
     return f0 + (turn * Shape::warps + m_warp) * Shape::group;
   }
 
-  __device__ __forceinline__ float* x() const { return shared_memory<float>(); }  // (d_padded,tokens), or two
+  __device__ __forceinline__ float* x() const { return shared_memory<float>(); }  // (d_padded,tokens) for each tile
   __device__ __forceinline__ float* scratch() const { return m_scratch; }         // (warps,tokens)
   __device__ __forceinline__ float* scales() const { return scratch() + Shape::warps * Shape::tokens; }  // (tokens)
   // z[turn][token] = the projections from first_of(f0, turn) on; beyond the last one they are copies of it
@@ -125,7 +127,7 @@ class ProjectedTile {
       z[1][i] = fmaf(x.y, rows[i], z[1][i]);
     }
   }
-  // quadratic features, or coordinates
+  // sets z[token] to the quadratic features from `first` on, or for elu to the coordinates
   __device__ __forceinline__ void evaluate(int first, float (&z)[2][Shape::group]) const {
 #pragma unroll
     for (int i = 0; i < Shape::group; ++i) {
@@ -141,7 +143,7 @@ class ProjectedTile {
   }
 
   // The largest projection of this thread's token, times its scale; for features in pairs the largest absolute value.
-  // z is that of the last chunk.
+  // Afterwards z has the projections of the last chunk.
   __device__ __forceinline__ float largest_projection(float (&z)[Shape::turns][2][Shape::group]) const {
     float largest[2] = {-largest_float, -largest_float};
     for (int f0 = 0; f0 < count(); f0 += Shape::chunk) {
@@ -211,7 +213,7 @@ class ProjectedTile {
   int m_head, m_t0, m_lane, m_warp;
   float* m_scratch;
   NormalisedToken m_own;  // of this thread's token
-  float m_log_factor;     // likewise
+  float m_log_factor;     // of this thread's token
   const float* m_coordinates;
 };
 

@@ -19,12 +19,16 @@ template <FeatureKind kind>
 constexpr bool is_quadratic = traits_of(kind).is_quadratic;
 template <FeatureKind kind>
 constexpr float sign_of_square = traits_of(kind).sign_of_square;
-/// What the scales and bases of feature_of() are multiplied by.
+/// What the arguments `scale` and `base` of feature_of() are multiplied by: exponential features are powers of 2.
 template <FeatureKind kind>
 constexpr float exponent_unit = is_exponential<kind> ? log2_e : 1.0f;
 
-/// Feature f of a token, or with `second` feature m + f: 2^(+-scale z + base) of the projection z if they are
-/// exponential, base sin(scale z) or base cos(scale z), elu of the coordinate z, or base z of the quadratic feature z.
+/// Feature f of a token, or if `second` is true feature m + f:
+///
+///     exponential     2^(scale z + base), or 2^(-scale z + base) if second, of the projection z
+///     trigonometric   base sin(scale z), or base cos(scale z) if second, of the projection z
+///     elu             elu(z) + 1 of the coordinate z
+///     quadratic       base z, of the feature z without the row's factor
 template <FeatureKind kind, bool second = false>
 __device__ __forceinline__ float feature_of(float z, float scale, float base) {
   if constexpr (is_exponential<kind>) {

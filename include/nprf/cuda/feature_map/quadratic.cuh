@@ -9,14 +9,14 @@ namespace nprf::cuda {
 
 /// The constants of quadratic features (feature_map/quadratic_row.hpp) of one head.
 struct QuadraticConstants {
-  const uint2* coordinates;              // (r)
+  const uint2* coordinates;              // (r): see DeviceQuadratic
   const float *mean_square, *curvature;  // (second) (d)
   float log_scale;
 
   static constexpr unsigned none = ~0u;
   static constexpr float half_root = 0.70710678118654752f;
 
-  /// Feature f of the token of a tile that begins at z, without the row's factor.
+  /// Feature f of a token, without the row's factor. z is where the token begins in a tile of coordinates.
   template <class Shape>
   __device__ __forceinline__ float feature(int f, const float* z) const {
     const uint2 at = coordinates[f];
@@ -40,8 +40,8 @@ struct QuadraticConstants {
     return log_scale + over_groups<Shape>(scratch, sum, [](float a, float b) { return a + b; }) / 2;
   }
 
-  /// Adds what the gradient g_f of feature f, without the row's factor, contributes to those of the coordinates for
-  /// which owns(l) is true.
+  /// Adds the part of feature f to the gradient dz of the coordinates l for which owns(l) is true. g_f is the gradient
+  /// of feature f without the row's factor.
   template <class Shape, class Owns>
   __device__ __forceinline__ void add_gradient(int f, float g_f, const float* z, float* dz, Owns&& owns) const {
     const auto at = [](unsigned l) { return Shape::at(static_cast<int>(l), 0); };
@@ -58,12 +58,13 @@ struct QuadraticConstants {
   }
 };
 
-/// Those of all heads, on the device. The coordinates whose product a feature is are the same for all heads: two, one
-/// and QuadraticConstants::none, or none for the constant feature.
+/// The constants of all heads, on the device. `coordinates` says for each feature which coordinates it is the product
+/// of, for all heads: two coordinates; one coordinate and QuadraticConstants::none; or for the constant feature
+/// QuadraticConstants::none first.
 struct DeviceQuadratic {
   const uint2* coordinates = nullptr;  // [r]; null: no quadratic features
   const float* values = nullptr;       // [head, 1 + second + d]: log_scale, mean squares, curvature
-  std::ptrdiff_t stride = 0;           // between heads; 0: one for all
+  std::ptrdiff_t stride = 0;           // between heads; 0: all heads share them
   int second = 0;
 
   __device__ __forceinline__ QuadraticConstants of(int head) const {

@@ -14,18 +14,18 @@
 
 namespace nprf::cuda {
 
-/// Whether features of 16 bits can be functions of projections by tensor cores of tokens in S.
+/// Whether features of 16 bits can be computed from projections by tensor cores, for tokens of type S.
 template <FeatureKind kind, class S, class Feature>
 constexpr bool has_tensor_features = MmaFactor<S> && MmaFactor<Feature> && has_projections<kind>;
 
 /// The features of 16 tokens, which a warp computes alone and without shared memory. A lane has features of the tokens
-/// g and g + 8, g = lane / 4, and computes the scalars of its own token of these: g + 8 (lane % 2).
+/// g + 8 h, with g = lane / 4 and h = 0 or 1. It computes the scalars of one of them, its own token g + 8 (lane % 2).
 template <FeatureKind kind, MmaFactor S, MmaFactor Feature>
 class TensorFeatures {
  public:
   using Projection = TensorProjection<S>;
 
-  /// Of the tokens from t0 on, and the first chunk of their projections.
+  /// Computes the first chunk of the projections of the tokens from t0 on, and their scalars.
   __device__ __forceinline__ TensorFeatures(const FeatureTask<S, Feature>& task, int matrix, int t0)
       : m_task(task), m_tokens(task, matrix), m_t0(t0), m_matrix(matrix), m_projection(projection()) {
     float square = 0;
@@ -41,8 +41,8 @@ class TensorFeatures {
     m_scale = exponent_unit<kind> * m_own.factor * task.fragments.unit;
   }
 
-  /// Stores all features. All projections but those of the first chunk are computed again if there was a search for the
-  /// largest one.
+  /// Stores all features. If features are divided by the largest one and there are several chunks, all projections are
+  /// computed a second time, after the search for the largest one.
   __device__ __forceinline__ void store_all() {
     const bool divides_by_largest = is_exponential<kind> && m_task.queries;
     float base = 0;
@@ -66,7 +66,7 @@ class TensorFeatures {
     store_padding();
   }
 
-  /// Raises the largest log-scale of the keys.
+  /// Raises the largest log-scale of the matrix to the largest one of these keys, if that is larger.
   __device__ __forceinline__ void store_log_scale() {
     m_tokens.store_log_scale(own_token(),
                              m_log_factor + (is_exponential<kind> ? largest_projection() / exponent_unit<kind> : 0.0f));
@@ -93,15 +93,15 @@ class TensorFeatures {
     if (lane() % 4 < 2) m_tokens.store_factors(own_token(), log_factor, factor);
   }
 
-  // of scalars that each lane has for its own token
+  // sets both[h] to the scalar of token g + 8 h, where g = lane / 4; a lane passes that of token g + 8 (lane % 2)
   __device__ __forceinline__ static void of_both_tokens(float own, float (&both)[2]) {
     const float other = __shfl_xor_sync(~0u, own, 1);
     both[0] = lane() % 2 ? other : own;
     both[1] = lane() % 2 ? own : other;
   }
 
-  // The largest projection of this lane's own token, times its scale; for features in pairs the largest absolute
-  // value. The chunk is then the last one.
+  // The largest projection of this lane's own token, times its scale; for features in pairs the largest absolute value.
+  // Afterwards m_chunk is the last chunk.
   __device__ __forceinline__ float largest_projection() {
     float largest[2] = {-largest_float, -largest_float};
     for (int f0 = 0; f0 < m_task.m; f0 += Projection::chunk) {
@@ -120,12 +120,12 @@ class TensorFeatures {
     return fmaxf(of_half, __shfl_xor_sync(~0u, of_half, 2)) * m_scale;
   }
 
-  // of `group` features each
+  // the features of token(h), in pieces of `group` features
   __device__ __forceinline__ uint4* pieces(int h) const {
     return reinterpret_cast<uint4*>(m_task.phi +
                                     (static_cast<std::ptrdiff_t>(m_matrix) * m_tokens.n() + token(h)) * m_task.stride);
   }
-  // stores the first or the second features of the projections of a chunk
+  // stores features f of the projections f of a chunk, or if `second` is true their features m + f
   template <bool second>
   __device__ __forceinline__ void store_chunk(int f0, const float (&scales)[2], const float (&bases)[2],
                                               unsigned zeros) const {
@@ -149,7 +149,7 @@ class TensorFeatures {
     for (int i = 0; i < group; ++i)
       if (i >= first) phi[i] = 0;
   }
-  // stores zeros from the group after the last feature on
+  // stores the zeros after the last feature's group
   __device__ __forceinline__ void store_padding() const {
     for (int c = (m_task.r + group - 1) / group + lane() % 4; c < m_task.stride / group; c += 4)
 #pragma unroll
@@ -167,17 +167,17 @@ class TensorFeatures {
   float m_log_factor, m_scale;
 };
 
-/// The shape of the kernels below: a warp has a tile of its own.
+/// The shape of the kernels below: each warp computes the features of 16 tokens.
 struct TensorFeatureShape {
   static constexpr int warps = 4, threads = 32 * warps, tokens = 16 * warps;
-  static constexpr int blocks = 5;  // of a multiprocessor at least, which limits registers
+  static constexpr int blocks = 5;  // that share a multiprocessor at least, which limits registers
 
   __device__ __forceinline__ static int first_token() {
     return static_cast<int>(blockIdx.x) * tokens + static_cast<int>(threadIdx.x / 32) * 16;
   }
 };
 
-/// As features_kernel.
+/// Does what features_kernel does, with projections by tensor cores. The grid is the same.
 template <FeatureKind kind, MmaFactor S, MmaFactor Feature>
 __global__ void __launch_bounds__(TensorFeatureShape::threads, TensorFeatureShape::blocks)
     tensor_features_kernel(FeatureTask<S, Feature> first, FeatureTask<S, Feature> second) {
@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(TensorFeatureShape::threads, TensorFeatureShap
   }
 }
 
-/// As log_scales_kernel.
+/// Does what log_scales_kernel does, with projections by tensor cores. The grid is the same.
 template <FeatureKind kind, MmaFactor S, MmaFactor Feature>
 __global__ void __launch_bounds__(TensorFeatureShape::threads, TensorFeatureShape::blocks)
     tensor_log_scales_kernel(FeatureTask<S, Feature> task) {

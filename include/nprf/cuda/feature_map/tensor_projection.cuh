@@ -12,42 +12,44 @@
 #include "nprf/cuda/device/mma_fragment.cuh"
 #include "nprf/cuda/device/storage.cuh"
 
-/// Projections x w^T by tensor cores, of tokens that are stored in 16 bits. They multiply the tokens as they are stored
-/// by w / unit = high + low, whose parts have the type of the tokens, and sum in float. Of an entry w of the projection
-/// unit (high + low) has an error of at most
+/// Projections x w^T by tensor cores, for tokens x that are stored in 16 bits. w / unit is rounded to high + low, two
+/// parts of the type of the tokens. The tensor cores multiply tokens as they are stored by both parts, and sum in
+/// float. For an entry w of the projection, unit * (high + low) has an error of at most
 ///
 ///     2^-17 |w|                       of parts in bfloat16
 ///     2^-23 |w| + 2^-37 max |w|       of parts in half, where the maximum is that of all entries
 ///
-/// since the low part has a sign and 8 or 11 bits of its own, and the smallest steps of half are 2^-24. So a projection
-/// has the error 2^-17 sum_k |x_k w_k| in bfloat16, or 2^-23 sum_k |x_k w_k| + 2^-37 max |w| sum_k |x_k| in half, and
-/// that of a sum of 2 d floats.
+/// since the low part has its own sign and 8 or 11 bits, and the smallest steps of half are 2^-24. So a projection has
+/// the error 2^-17 sum_k |x_k w_k| in bfloat16, or 2^-23 sum_k |x_k w_k| + 2^-37 max |w| sum_k |x_k| in half, and also
+/// the error of a sum of 2 d floats.
 namespace nprf::cuda {
 
-/// The parts of a projection, on the device, in the order in which the lanes of a warp read them; null: none.
+/// The high and low parts of a projection, on the device, in the order in which the lanes of a warp read them. If
+/// `values` is null, there are none.
 struct ProjectionFragments {
   const uint4* values = nullptr;  // [head, size(m, d)]
   std::ptrdiff_t stride = 0;      // between heads; 0: one projection for all heads
   float unit = 1;                 // a power of two
 
-  // A group of features is 2 products (16,16) for every step of channels. Of each there are the words of the high part
-  // and those of the low one: 4 of each lane.
+  // The projections of a group of 32 features are 2 products (16,16) for every step of 16 channels. For each product
+  // there are 4 words for each lane of the high part, and then as many of the low part.
   static constexpr int group = 32, step = 16, features_of_lane = 8;
 
   __host__ __device__ static constexpr int size(int m, int d) { return (m + group - 1) / group * (d / step) * 4 * 32; }
   /// The feature of a group that column `column` (0 to 15) of product `product` stands for, and the channel of a step
-  /// that row `row` stands for. So lane l reads the four channels from 4 (l % 4) on of each of its tokens, and gets the
-  /// eight features from 8 (l % 4) on.
+  /// that row `row` stands for. So lane l reads four channels of each of its tokens, from channel 4 * (l % 4) of the
+  /// step on, and gets eight features, from feature 8 * (l % 4) of the group on.
   __host__ __device__ static constexpr int feature_of(int product, int column) {
     return column % 8 / 2 * 8 + product * 4 + column / 8 * 2 + column % 2;
   }
   __host__ __device__ static constexpr int channel_of(int row) { return row % 8 / 2 * 4 + row % 2 * 2 + row / 8; }
 };
 
-/// A power of two that entries of which the largest magnitude is this are divided by for their parts of type T.
+/// The power of two that entries are divided by before they are split into parts of type T. `largest` is the largest
+/// magnitude of the entries.
 template <MmaFactor T>
 float unit_of_parts(float largest) {
-  // entries may be in the last two binades
+  // entries in the last two binades of float are up to 4 times as large as the power of two
   constexpr float top = std::is_same_v<T, __half> ? 0x1p13f : 1.0f;
   return power_of_two_scale(magnitude(std::max(largest, 0x1p-100f))).value / top;
 }
@@ -63,7 +65,8 @@ unsigned part_of(float w, bool low) {
   return bits;
 }
 
-/// Appends the parts of a projection w (m,d), where d is a multiple of 16. Features from m on are copies of m - 1.
+/// Appends the parts of a projection w (m,d), where d is a multiple of 16. From feature m on they are those of feature
+/// m - 1.
 template <MmaFactor T>
 void append_fragments(std::vector<uint4>& all, const float* w, int m, int d, float unit) {
   using Shape = ProjectionFragments;
@@ -72,7 +75,7 @@ void append_fragments(std::vector<uint4>& all, const float* w, int m, int d, flo
       for (int product = 0; product < 2; ++product)
         for (const bool low : {false, true})
           for (int lane = 0; lane < 32; ++lane) {
-            // rows `row` and row + 1 of a column
+            // the entries of a column in rows `row` and row + 1, as one word
             const auto word = [&](int column, int row) {
               const int feature = std::min(f + Shape::feature_of(product, column), m - 1);
               const float* entries = w + static_cast<std::ptrdiff_t>(feature) * d + k;
@@ -84,8 +87,8 @@ void append_fragments(std::vector<uint4>& all, const float* w, int m, int d, flo
           }
 }
 
-/// The projections of 16 tokens by a warp: a lane has the tokens g and g + 8, g = lane / 4, and of these some features.
-/// All lanes take part in all calls.
+/// Computes the projections of 16 tokens with one warp. A lane has some features of two tokens, g + 8 h with
+/// g = lane / 4 and h = 0 or 1. Token g + 8 (lane % 2) is its own token. All lanes take part in all calls.
 template <MmaFactor S>
 class TensorProjection {
  public:
@@ -94,13 +97,15 @@ class TensorProjection {
   /// Whether there is an instruction whose layout is that of the fragments.
   static constexpr bool exists = has_mma<S> && native_shape<S> != MmaShape::m8n8k4;
 
-  /// The projections of the features from f0 on. z(h, i) is that of token g + 8 h for feature f0 + first() + i.
+  /// The projections of `chunk` features from f0 on, which project() computes. z(h, i) is that of token g + 8 h for
+  /// feature f0 + first() + i.
   class Chunk {
    public:
     __device__ __forceinline__ float z(int h, int i) const { return m_z[i / 4].x[i / 2 % 2][2 * h + i % 2]; }
-    /// |x|^2 of token g + 8 h, for the lanes with lane % 2 = h.
+    /// |x|^2 of this lane's own token.
     __device__ __forceinline__ float own_square() const {
-      // products of tokens 0 to 7, and of tokens 8 to 15, with each other: token g is at row g and at column g
+      // m_squares has the products of tokens 0 to 7 with each other, and those of tokens 8 to 15: a token's square is
+      // on the diagonal
       const int lane = TensorProjection::lane(), g = lane / 4, diagonal = g * 4 + g / 2;
       const auto [first, second] = m_squares.x;
       const float square[2] = {__shfl_sync(~0u, g % 2 ? first[1] : first[0], diagonal),
@@ -114,12 +119,13 @@ class TensorProjection {
   };
   __device__ __forceinline__ static int first() { return lane() % 4 * group; }
 
-  /// Of tokens whose rows of d channels, a multiple of 16, begin at multiples of 8 bytes; rows[h] is that of token
-  /// g + 8 h.
+  /// rows[h] is the row of token g + 8 h, which begins at a multiple of 8 bytes. d is the number of channels, a
+  /// multiple of 16.
   __device__ __forceinline__ TensorProjection(const S* const (&rows)[2], const uint4* fragments, int d)
       : m_rows{rows[0] + lane() % 4 * 4, rows[1] + lane() % 4 * 4}, m_fragments(fragments + lane()), m_d(d) {}
 
-  /// Computes those of the features from f0, a multiple of `chunk`, on. Those beyond the last feature are copies of it.
+  /// Computes the projections of `chunk` features from f0 on; f0 is a multiple of `chunk`. Beyond the last feature they
+  /// are copies of its projections.
   __device__ __forceinline__ void project(int f0, Chunk& to) const {
     to = {};
     const uint4* fragments = m_fragments + f0 / chunk * (m_d / step) * of_step;
@@ -136,12 +142,12 @@ class TensorProjection {
     }
   }
 
-  /// Whether no token is extreme, or scale_extreme() has been called.
+  /// True if scale_extreme() has been called, or if the type is half, whose squares cannot overflow.
   __device__ __forceinline__ bool is_scaled() const { return !has_range_of_float || m_is_scaled; }
-  /// The 2^e below of token g + 8 h, for the lanes with lane % 2 = h; 1 unless it is extreme.
+  /// The 2^e that scale_extreme() found for this lane's own token; 1 unless the token is extreme.
   __device__ __forceinline__ float own_scale() const { return lane() % 2 ? m_scales[1] : m_scales[0]; }
-  /// Makes the following projections and squares those of x 2^e for tokens that are extreme, where 2^e takes the
-  /// largest |x_k| to [1/2, 1). The argument is that of token g + 8 h for the lanes with lane % 2 = h.
+  /// After this call, projections and squares of a token x that is extreme are those of x 2^e, where 2^e takes the
+  /// largest |x_k| to [1/2, 1). Each lane passes whether its own token is extreme.
   __device__ __forceinline__ void scale_extreme(bool is_extreme) {
     const bool other = __shfl_xor_sync(~0u, static_cast<int>(is_extreme), 1) != 0, odd = lane() % 2 != 0;
     m_is_scaled = true;
@@ -164,13 +170,13 @@ class TensorProjection {
   using F = Fragments<S>;
   static constexpr bool has_range_of_float = std::is_same_v<S, __nv_bfloat16>;  // squares of half do not overflow
   static constexpr int step = ProjectionFragments::step, at_once = 2 * step;
-  static constexpr int of_step = 2 * 2 * 32;  // words of 16 bytes, of two products in two parts
+  static constexpr int of_step = 2 * 2 * 32;  // uint4 of a step: two products, two parts, 32 lanes
   struct Channels {
-    uint2 words[at_once / step][2];  // of two tokens
+    uint2 words[at_once / step][2];  // of this lane's two tokens
   };
 
   __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x % 32); }
-  // the four channels of a step that this lane has
+  // this lane's four channels of the step from k on, of token g + 8 h
   __device__ __forceinline__ uint2 load(int h, int k) const {
     return __ldg(reinterpret_cast<const uint2*>(m_rows[h] + k));
   }

@@ -12,7 +12,7 @@ namespace nprf::cuda {
 
 /// One token, which all threads of a block share. Other shapes of tiles of tokens in shared memory have the same
 /// members: `groups` threads share a token and compute `at_once` features each at a time; channel k of token t is at
-/// at(k, t).
+/// index at(k, t).
 struct OneTokenShape {
   static constexpr int tokens = 1, groups = 256, threads = groups, at_once = 1;
   static constexpr int stride = 1, warps = threads / 32;
@@ -46,8 +46,8 @@ __device__ __forceinline__ void load_tokens(float* tile, const Operand<S>& x, co
     }
 }
 
-/// The reduction by f over the groups of threads that share a token; all threads of the block must call it. The scratch
-/// memory has a float for each thread, or for each warp if there is one token.
+/// Reduces x by f over the threads that share a token, and returns the result to each of them. All threads of the block
+/// must call it. The scratch memory has a float for each thread, or for each warp if there is one token.
 template <class Shape, class F>
 __device__ __forceinline__ float over_groups(float* scratch, float x, F&& f) {
   const int thread = static_cast<int>(threadIdx.x);
@@ -70,8 +70,8 @@ __device__ __forceinline__ float over_groups(float* scratch, float x, F&& f) {
   }
 }
 
-/// z[i] = w_{first + i}.(x - mean) for the rows w (count,d_padded) from `first` on, of the token of a tile that begins
-/// at x. A null mean is zero.
+/// Adds w_{first + i}.(x - mean) to z[i], for the rows first + i of w (count,d_padded) that exist. x is where a token
+/// of a tile begins. A null mean is zero.
 template <class Shape>
 __device__ __forceinline__ void multiply_rows(const float* w, int count, int d_padded, const float* x,
                                               const float* mean, int first, float (&z)[Shape::at_once]) {
@@ -88,8 +88,8 @@ __device__ __forceinline__ void multiply_rows(const float* w, int count, int d_p
   }
 }
 
-/// y[i] = w_i.(x - mean) for the rows w (count,d_padded) and one token. A null mean is zero. All threads of a block of
-/// OneTokenShape must call it, and synchronise before they read y. Eight lanes share a row.
+/// y[i] = w_i.(x - mean) for all rows of w (count,d_padded) and one token x. A null mean is zero. All threads of a
+/// block of OneTokenShape must call it, and synchronise before they read y. Eight lanes share a row.
 __device__ __forceinline__ void multiply_rows(const float* w, int count, int d_padded, const float* x,
                                               const float* mean, float* y) {
   constexpr int lanes = 8, rows = OneTokenShape::threads / lanes;

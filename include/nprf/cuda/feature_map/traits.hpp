@@ -11,13 +11,13 @@ enum class FeatureKind { positive, hyperbolic, trigonometric, elu, quadratic };
 struct FeatureTraits {
   bool has_projections = false;    // features are functions of m projections w_f.x, else of the coordinates of x
   bool has_pairs = false;          // features f and m + f are functions of the same projection
-  bool has_swapped_pairs = false;  // and the derivative of each is that of the other, up to its sign
+  bool has_swapped_pairs = false;  // and the derivative of one of them is the other, up to the sign
   bool is_exponential = false;     // features are exponentials of projections
   bool is_positive = false;        // no feature is negative
   bool is_quadratic = false;       // features are those of a series (quadratic.cuh)
   bool estimates_exp = true;       // A B^T estimates exp(q.k)
-  float sign_of_square = -1;       // of |x'|^2 / 2 in the logarithm of a row's factor, unless they are quadratic
-  double largest_half_radius = 0;  // features that are no exponentials can be stored in half up to this radius
+  float sign_of_square = -1;       // of |x'|^2 / 2 in the logarithm of a row's factor; not for quadratic features
+  double largest_half_radius = 0;  // up to this norm of tokens, features that are no exponentials fit half
 };
 
 constexpr FeatureTraits traits_of(FeatureKind kind) {

@@ -55,8 +55,8 @@ class BlockTransform {
   /// Shared memory in float2: the values, then tables of roots of unity.
   static constexpr int shared = S::places + S::L2 + levels * butterflies * S::threads;
 
-  /// forward() and inverse() need no barrier before: a thread's powers are its own, and roots are read after an
-  /// exchange.
+  /// forward() and inverse() need no barrier before: each thread reads only the powers that it has written, and the
+  /// roots are read after an exchange.
   __device__ __forceinline__ explicit BlockTransform(float2* memory)
       : m_values(memory), m_roots(memory + S::places), m_powers(m_roots + S::L2) {
     const int thread = static_cast<int>(threadIdx.x);
@@ -107,8 +107,8 @@ class BlockTransform {
     return inverse ? multiply_conjugate(a, w) : multiply(a, w);
   }
 
-  // v_k *= w^k for butterfly b of pass 1, with few powers live at a time. w, w^4 and w^16 are each rounded from their
-  // exact values, since the error of w^k is k times that of w
+  // v[k] *= w^k, where w is the twiddle factor of butterfly b of pass 1, with few powers live at a time. w, w^4 and
+  // w^16 are each rounded from their exact values, since the error of w^k is k times that of w
   template <bool inverse>
   __device__ __forceinline__ void twiddle_by_powers(float2* v, int b) const {
     const auto power_of = [this, b](int level) {
@@ -143,7 +143,8 @@ class BlockTransform {
     });
   }
 
-  // Each thread writes to the places that it read last, so that one barrier is enough
+  // Redistributes the values from pass `from` to pass `to`, among all threads of the block, or if not `all` within
+  // warps. Each thread writes to the places that it read last, so that one barrier is enough
   template <int from, int to, bool all>
   __device__ __forceinline__ void exchange(float2 (&v)[S::P]) const {
     float2 *out = m_values + m_places[from - 1], *in = m_values + m_places[to - 1];

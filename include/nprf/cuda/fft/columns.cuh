@@ -30,7 +30,7 @@ class ColumnTransform {
   /// Shared memory in float2: the values, then a table of roots of unity.
   static constexpr int places = S::R * S::stride, shared = places + S::L;
 
-  const int column, t;  // of this thread
+  const int column, t;  // the column of this thread, and its index in the column
 
   /// The table needs no barrier here: each transform has one before it reads the table.
   __device__ __forceinline__ explicit ColumnTransform(float2* memory)

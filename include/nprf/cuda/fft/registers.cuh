@@ -84,7 +84,7 @@ __device__ __forceinline__ float2 times_root(float2 a) {
     return multiply(a, make_float2(c, s));
 }
 
-/// In place, with input and output in natural order.
+/// The FFT of v (R), or its inverse, in place. Input and output are in natural order.
 template <int R, bool inverse>
 __device__ __forceinline__ void transform(float2* v) {
   if constexpr (R == 2) {
@@ -98,7 +98,7 @@ __device__ __forceinline__ void transform(float2* v) {
     v[2] = a - c;
     v[3] = b - d;
   } else {
-    // R = 4 quarter: transforms of 4 points, twiddle factors, then transforms of R / 4 points
+    // R = 4 * quarter: transforms of 4 points, twiddle factors, then transforms of R / 4 points
     constexpr int quarter = R / 4;
     float2 rows[4][quarter];
     unrolled<quarter>([&](auto a) {

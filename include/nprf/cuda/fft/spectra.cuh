@@ -9,7 +9,8 @@
 
 namespace nprf::cuda {
 
-/// The spectra of the weights: those of two heads are `stride` apart, 0 if all heads share one.
+/// The spectra of the weights. That of head h starts at values + h * stride; the stride is 0 if all heads share one
+/// spectrum.
 struct Spectra {
   const float2* values;
   std::ptrdiff_t stride;

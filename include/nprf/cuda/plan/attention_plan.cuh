@@ -14,9 +14,9 @@
 namespace nprf::cuda {
 
 /// Kernelized attention with relative position biases on a GPU (attention.hpp has the formula), for fixed sizes. A call
-/// does not synchronise. It allocates nothing, unless PlanOptions::stream_ordered. It can be captured in a CUDA graph,
-/// also the first one: the constructor loads its kernels, except those of cuFFT. Results must not overlap inputs, which
-/// is not checked.
+/// does not synchronise. It allocates nothing, unless PlanOptions::stream_ordered is true. Every call, also the first
+/// one, can be captured in a CUDA graph: the constructor loads the kernels, except those of cuFFT. Results must not
+/// overlap inputs; this is not checked.
 ///
 ///     AttentionPlan<float> plan(model_of(attention), {.batch = 4, .heads = 16, .n_q = n, .n_k = n, .d_v = 64});
 ///     plan.forward(q, k, v, y, stream);      // views of device memory
@@ -24,25 +24,27 @@ namespace nprf::cuda {
 ///
 /// If the rounding error of an FFT may exceed half of the tolerance in a row of y, relative to the largest |v| that the
 /// row attends to, the row is recomputed by tiles; an infinite tolerance disables this. With any engine, a row whose
-/// denominator underflows is recomputed from its features, with weights relative to its largest bias; if the features
-/// underflow, beside the largest of the head's keys, it is that of exact softmax, or zero if they do not estimate exp.
-/// With a near field or attention sinks, and with quadratic features, such rows and those whose terms cancel are
-/// computed by exact softmax instead, as on the CPU. The near field, sinks and rows of exact softmax are in float for
-/// any storage type. A NaN or an infinity in a query affects only its own row; in a key or a value it affects only the
-/// rows that attend to it.
+/// denominator underflows is recomputed from its features, with weights relative to the row's largest bias. The
+/// features of keys are relative to the largest of the head. If features underflow, the row is computed by exact
+/// softmax, or is zero if the features do not estimate exp. With a near field, attention sinks or quadratic features,
+/// all rows that fail in these ways, and rows whose terms cancel (terms_cancel), are computed by exact softmax instead,
+/// as on the CPU. The near field, sinks and rows of exact softmax are computed in float for any storage type. A NaN or
+/// an infinity in a query affects only its own row; in a key or a value it affects only the rows that attend to the
+/// key.
 ///
 /// Bits: the same call of a plan gives the same bits each time, in any stream, with any workspace, and beside any other
-/// work of the device. Sums of floating-point numbers have a fixed order: atomic operations are on integers alone,
-/// which are counts, the bits of largest magnitudes, and lengths of lists of rows, whose results do not depend on the
-/// order of the list. This assumes the same of cuFFT, which Engine::cufft calls, and Engine::fused for gradients of
-/// parameters. Plans for other sizes, other devices, and arrays whose rows are aligned otherwise may round otherwise.
+/// work of the device. Sums of floating-point numbers have a fixed order. Atomic operations are on integers alone:
+/// counts, the bits of largest magnitudes, and lengths of lists of rows, and what is computed for a row does not depend
+/// on its place in the list. cuFFT is assumed to repeat its bits, too; Engine::cufft calls it, and Engine::fused for
+/// gradients of parameters. Other sizes, other devices, and arrays whose rows are aligned otherwise may change
+/// rounding.
 ///
 /// S is the storage type of queries, keys, values and y. Arithmetic is in float. For half and bfloat16 some engines use
-/// tensor cores, with the precision of the storage type or of bfloat16 (toeplitz/product.cuh). A plan belongs to the
-/// device that was current at construction. Only one call at a time may use the plan's own workspace; calls with
-/// different workspaces may run concurrently, and so may those with PlanOptions::stream_ordered. These allocate by
-/// cudaMallocAsync from the device's default pool, which gives memory back to the device when a stream is waited for,
-/// unless its release threshold (cudaMemPoolAttrReleaseThreshold) is raised.
+/// tensor cores, with the precision of the storage type or of bfloat16 (Engine in toeplitz/engine.cuh). A plan belongs
+/// to the device that was current at construction. Only one call at a time may use the plan's own workspace. Calls with
+/// different workspaces may run concurrently, and so may calls that allocate theirs (PlanOptions::stream_ordered). They
+/// do so by cudaMallocAsync from the device's default pool. The pool gives memory back to the device when a stream is
+/// waited for, unless its release threshold (cudaMemPoolAttrReleaseThreshold) is raised.
 template <Storage S>
 class AttentionPlan {
  public:
@@ -60,22 +62,22 @@ class AttentionPlan {
   /// The model passed to the constructor. Later set_parameters() calls do not change it.
   const AttentionModel& model() const;
   const PlanShape& shape() const;
-  /// The one that computes, if the options say automatic the one that was chosen.
+  /// The engine that computes the products. With Engine::automatic in the options, it is the one that the plan chose.
   Engine engine() const;
 
   /// Bytes of scratch memory that a call needs.
   std::size_t workspace_bytes() const;
 
-  /// Replaces the positions' parameters by [position, parameter] on the device, for example in a training step. The
-  /// weights are recomputed in the stream; calls in other streams must not run at the same time. The engine stays the
-  /// same, even if another one is faster for the new parameters. Throws InvalidArgument for a null pointer.
+  /// Replaces the positions' parameters by the array `parameters` [position, parameter] on the device, for example in a
+  /// training step. The weights are recomputed in the stream; calls in other streams must not run at the same time. The
+  /// engine stays the same, even if another one is faster for the new parameters. Throws InvalidArgument for a null
+  /// pointer.
   void set_parameters(const float* parameters, cudaStream_t stream);
 
   /// q [batch, heads, n_q, d], k [batch, heads_k, n_k, d], v [batch, heads_k, n_k, d_v] -> y [batch, heads, n_q, d_v],
   /// where heads_k is `heads` unless queries are grouped (PlanShape). A row that attends to no key is zero. Throws
-  /// InvalidArgument if the views do not have these shapes, or if there is no workspace or one that is not aligned;
-  /// BackendError if CUDA reports an error, for example because
-  /// the stream belongs to another device.
+  /// InvalidArgument if the views do not have these shapes, if there is no workspace, or if it is not aligned
+  /// (PlanCall); BackendError if CUDA reports an error, for example because the stream belongs to another device.
   void forward(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y, const PlanCall& call,
                cudaStream_t stream) const;
   void forward(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y,
@@ -83,25 +85,26 @@ class AttentionPlan {
     forward(q, k, v, y, {}, stream);
   }
 
-  /// Computes the gradients of L from dy [batch, heads, n_q, d_v] = dL/dy and the same inputs. It needs no results of
-  /// forward. Those of a head of keys and values are the sums over its group of queries. The gradients are zero for
-  /// rows that attend to no key, for rows that are zero since features underflow, and for keys that are padding. With
-  /// an FFT engine, a non-finite query that attends to a key makes all gradients of its head and of its position
-  /// non-finite. Throws as forward does, and InvalidArgument if the plan has no gradients.
+  /// Computes the gradients of a loss L from dy [batch, heads, n_q, d_v] = dL/dy and the inputs q, k and v of forward.
+  /// It needs no results of forward. dk and dv of a head of keys are sums over the heads of queries that share it. The
+  /// gradients are zero for rows that attend to no key, for rows that are zero since features underflow, and for keys
+  /// that are padding. With an FFT engine, a non-finite query that attends to a key makes all gradients of its head and
+  /// of its position non-finite. Throws as forward does, and InvalidArgument without PlanOptions::gradients.
   void backward(const View& q, const View& k, const View& v, const View& dy, const PlanGradients<S>& gradients,
                 const PlanCall& call, cudaStream_t stream) const;
 
-  /// Statistics of the last forward call with this workspace, in device memory; of the last one without a workspace, if
-  /// PlanOptions::stream_ordered. If such calls run at the same time they may be mixed: pass workspaces to read them.
+  /// Statistics, in device memory, of the last forward call with the workspace of `call`, or with the plan's own. With
+  /// PlanOptions::stream_ordered and no workspace in `call`: of the last forward call that passed none. The statistics
+  /// of such calls that run at the same time may be mixed; to read them, pass workspaces.
   const Counts* counts(const PlanCall& call = {}) const;
-  /// The same on the host, after all work of the stream. Waits for the stream. Throws BackendError if CUDA reports an
-  /// error, for example one of that work.
+  /// Waits for all work of the stream, and returns a copy of counts(call) on the host. Throws BackendError if CUDA
+  /// reports an error, for example one of the work of the stream.
   Counts host_counts(const PlanCall& call = {}, cudaStream_t stream = nullptr) const;
 
  private:
   class Implementation;  // attention_plan_definition.cuh
 
-  std::shared_ptr<Implementation> m_implementation;  // not shared: a unique_ptr would need the complete class
+  std::shared_ptr<Implementation> m_implementation;  // has one owner; a unique_ptr would need the complete class
 };
 
 }  // namespace nprf::cuda

@@ -31,7 +31,7 @@
 #include "nprf/cuda/plan/no_backward.cuh"
 #endif
 
-/// The members of AttentionPlan, with all kernels.
+/// Defines the members of AttentionPlan, and includes all kernels that they launch.
 namespace nprf::cuda {
 
 #if NPRF_CUDA_GRADIENTS
@@ -134,14 +134,14 @@ class AttentionPlan<S>::Implementation {
   struct Arrays {
     std::byte *phi_q, *phi_k;  // in the layout of Product::operand_A() and operand_B()
     int* max_log_scale;        // [z / feature_group]
-    bool* present;             // [batch, n_k]: keys that are no padding, if a call has lengths
+    bool* present;             // [batch, n_k]: whether a key is no padding; set if a call has lengths
     typename Product<S>::Arrays product;
     typename CheckedProduct<S>::Arrays checks;
     typename ExactPlan<S>::Arrays exact;
     typename PlanBackward<S>::Arrays backward;
   };
 
-  // the mask of the keys that are no padding; null: all keys
+  // returns the mask of the keys that are no padding; null: no padding. Queues its computation if the call has lengths
   const bool* queue_mask(const PlanCall& call, const Arrays& arrays, cudaStream_t stream) const {
     if (!call.lengths) return call.key_mask;
     const int sequences = static_cast<int>(shape().batch);
@@ -167,14 +167,15 @@ class AttentionPlan<S>::Implementation {
     const DeviceMatrixView<S> of_q(array, batch, heads, n_q, d), of_k(array, batch, heads_k, n_k, d),
         of_v(array, batch, heads_k, n_k, d_v), of_y(array, batch, heads, n_q, d_v);
     const PlanCall with_lengths{.lengths = reinterpret_cast<const int*>(nowhere)};
-    for (S* const at : {array, array + 1})  // rows that are aligned to 16 bytes, or not
+    for (S* const at : {array, array + 1})  // other kernels store y if its rows are not aligned to 16 bytes
       queue(of_q, of_k, of_v, {at, batch, heads, n_q, d_v}, with_lengths, arrays, stream);
     if (!m_backward) return;
     const PlanGradients<S> gradients{of_q, of_k, of_v, reinterpret_cast<float*>(nowhere)};
     m_backward->queue(parts(), {of_q, of_k, of_v, of_y, nullptr}, gradients, arrays.backward, stream);
   }
 
-  // queues the features, the sums, y = N / D, and the rows whose D underflows, unless those have been replaced
+  // Queues the features, the sums and y = N / D. With a field, m_exact.queue() recomputes the rows that fail; else
+  // m_exact.queue_rows() recomputes the rows whose D underflows.
   template <class Feature>
   void queue_forward(const View& q, const View& k, const Columns<S>& U, const DeviceMatrixView<S>& y,
                      const Arrays& arrays, cudaStream_t stream) const {
@@ -201,7 +202,7 @@ class AttentionPlan<S>::Implementation {
     if (!m_exact.has_field()) m_exact.queue_rows(m_model, inputs, sums, y, counters.counts, arrays.exact, stream);
   }
 
-  // the shape, with the number of heads of keys where it is 0
+  // the shape, with the number of heads of keys in the place of heads_k = 0
   PlanShape sizes() const {
     PlanShape all = shape();
     all.heads_k = all.heads / all.group();
@@ -250,7 +251,8 @@ class AttentionPlan<S>::Implementation {
   // whether a call allocates its workspace
   bool allocates_workspace(const PlanCall& call) const { return m_counts.data() && !call.workspace; }
 
-  // use(arrays), with the workspace of a call, which is freed afterwards if the call allocates it
+  // Calls use(arrays) with arrays in the workspace of the call. If the call allocates the workspace, frees it
+  // afterwards.
   template <class Use>
   void with_workspace(const PlanCall& call, cudaStream_t stream, Use&& use) const {
     if (!allocates_workspace(call)) return use(arrays_of(call));

@@ -28,21 +28,21 @@
 
 namespace nprf::cuda {
 
-/// The gradients of y = N / D, where [N D] = Y = ((A B^T) o C) U and U = [V 1], from G = dL/dY. They are three more
-/// products with the same weights, by the same engine (GradientProducts), and the gradients of the lags. The backward
-/// pass takes about four times the time of the forward pass, which it repeats. With
+/// Computes the gradients of y = N / D, where [N D] = Y = ((A B^T) o C) U and U = [V 1], from G = dL/dY: by three
+/// products with the weights and the engine of Y (GradientProducts), and by sums over the pairs of each lag. The
+/// backward pass takes about four times the time of the forward pass, which it repeats. With
 /// PlanOptions::gradients_on_tensor_cores the three products are computed from factors that are rounded to the storage
-/// type, and so is Y, except with an ExactPlan; the gradients of lags, features and inputs stay in float. With an FFT
-/// engine, the gradients of parameters add about twice the time of the forward pass. The gradients of recomputed rows
-/// of Y are computed by tiles from H, their part of G. Those of the pairs of an ExactPlan are added
-/// (attention/exact/backward.cuh). For all other rows the rounding error of an FFT is relative to the largest gradients
-/// of the head. Where a group of queries shares keys and values, their gradients are computed for each head of queries,
-/// and then added in the order of the heads.
+/// type, and so is Y, except with a field (ExactPlan::has_field()); the gradients of lags, features and inputs stay in
+/// float. With an FFT engine, the gradients of parameters add about twice the time of the forward pass. The rows of Y
+/// that fail the FFT error bound contribute by tiles, from H, which has their rows of G. The gradients of the pairs of
+/// an ExactPlan are added (attention/exact/backward.cuh). For all other rows the rounding error of an FFT is relative
+/// to the largest gradients of the head. Where heads of queries share keys and values, dk and dv are computed for each
+/// head of queries, and then added in the order of the heads.
 template <Storage S>
 class Backward {
  public:
-  /// `forward` is the product of the plan's forward pass; all calls must pass the same one. With `on_tensor_cores` the
-  /// gradients are computed on tensor cores if the forward product is, with the storage type.
+  /// `forward` is the product of the plan's forward pass; the ForwardParts of all calls must refer to the same product.
+  /// With `on_tensor_cores` the three products are computed on tensor cores if `forward` is, in the storage type.
   Backward(const Device& device, const DeviceModel& model, const Product<S>& forward, std::size_t slab_bytes,
            bool on_tensor_cores)
       : m_is_tiled(properties_of(forward.engine()).is_tiled),
@@ -72,20 +72,20 @@ class Backward {
   struct Arrays {
     float *phi_q, *phi_k;       // [z, r, stride(n_q)] [z / feature_group, r, stride(n_k)]
     int *max_log_scale, *rows;  // [z / feature_group] [z, n_q]: rows that fail the FFT error bound
-    bool* recomputed;           // [z, n_q]
-    SelectedQueries selected;   // those rows, of FFT engines
+    bool* recomputed;           // [z, n_q]: flags of these rows
+    SelectedQueries selected;   // the queries of these rows; of FFT engines
     float *G, *H, *U;           // [z, p + 1, stride(n_q)] [z, p + 1, stride(n_q)] [z, p + 1, stride(n_k)]
-    float* db;                  // [position, entries]: of lags, then of the border of a grid
-    float* dk;                  // [z, n_k, d], if a group of z shares keys; else null
+    float* db;                  // [position, entries]: gradients of biases of lags, then of the border of a grid
+    float* dk;                  // [z, n_k, d]: dk of each head of queries, if heads share keys; else null
     typename ExactPlan<S>::Arrays exact;
     ExactGradients exact_gradients;
-    typename Product<S>::Arrays Y, tensor_Y;  // in float, of which only the states if the other one is computed
+    typename Product<S>::Arrays Y, tensor_Y;  // Y: in float; only its states are computed if tensor_Y is computed
     typename CheckedProduct<S>::Arrays checks;
     LagGradients::Arrays lags;
     LagCorrelations::Arrays correlation;
     typename GradientProducts<S>::Rows rows_of_factors;
     typename GradientProducts<S>::Arrays dA, dB, dU;
-    Sums extra_dA;  // of recomputed rows, parts after the first one
+    Sums extra_dA;  // the parts of dA after the first one, in recomputed rows
   };
   Arrays take(const ForwardParts<S>& forward, Scratch& scratch) const {
     const auto& [model, product, checked_product, exact] = forward;
@@ -117,7 +117,8 @@ class Backward {
       take_exact(of_pairs.dk, scratch, model.n_k(), model.d());
       take_exact(of_pairs.dv, scratch, model.n_k(), p);
     }
-    // others are computed when the products' sums are there, to which those of features are added
+    // without a field, dq and dk of rows by exact softmax are in the areas of the sums dA and dB, and are computed when
+    // these sums are there: gradients of rows from features are added to the sums by the same kernels
     const bool in_areas = !exact.has_field() && model.falls_back_to_softmax();
     scratch.overlap(
         [&](Scratch& area) {
@@ -174,7 +175,7 @@ class Backward {
     FeatureTask<S> queries, keys;
   };
 
-  // the sums of the forward pass, and the columns G, H and U
+  // queues the sums of the forward pass, which it returns, and the columns G, H and U
   CheckedSums queue_columns(const ForwardParts<S>& forward, const BackwardInputs<S>& inputs,
                             const TokenFeatures& tokens, const Arrays& arrays, cudaStream_t stream) const {
     const auto& [model, product, checked_product, exact] = forward;
@@ -202,7 +203,7 @@ class Backward {
     return sums;
   }
 
-  // without those of db and of the products' sums
+  // the task of the gradients of pairs that are computed one by one; its dA and dB are null
   ExactGradientTask<S> pair_gradients(const ForwardParts<S>& forward, const BackwardInputs<S>& inputs,
                                       const TokenFeatures& tokens, const CheckedSums& sums, const Arrays& arrays,
                                       float* db) const {
@@ -225,7 +226,7 @@ class Backward {
             db};
   }
 
-  // the gradients of parameters, unless they are null, and with a field those of its pairs
+  // queues the gradients of parameters, unless `parameters` is null, and with a field the gradients of its pairs
   void queue_parameters(const ForwardParts<S>& forward, const BackwardInputs<S>& inputs,
                         const ExactGradientTask<S>& pairs, float* parameters, const Arrays& arrays,
                         cudaStream_t stream) const {
@@ -255,7 +256,7 @@ class Backward {
                                 model.positions(), stream);
   }
 
-  // dq, dk and dv
+  // queues dq, dk and dv
   void queue_inputs(const ForwardParts<S>& forward, const TokenFeatures& tokens, const ExactGradientTask<S>& pairs,
                     const PlanGradients<S>& gradients, const Arrays& arrays, cudaStream_t stream) const {
     const auto& [queries, keys] = tokens;
@@ -300,7 +301,8 @@ class Backward {
     queue_store(StoreTask<S>{to_dU, exact.dv, gradients.dv, model.group()}, stream);
   }
 
-  // without a field: some gradients of rows that are recomputed
+  // Queues those gradients of rows recomputed from their pairs that are not null in `to`. With a field it does nothing:
+  // queue_parameters() has queued them.
   static void queue_rows_of_pairs(ExactGradientTask<S> pairs, ExactGradients to, cudaStream_t stream) {
     if (pairs.has_field) return;
     to.log_D = pairs.to.log_D, to.dy_y = pairs.to.dy_y;
@@ -311,7 +313,7 @@ class Backward {
       queue_exact_keys(pairs, stream);
   }
 
-  // the features in 16 bits
+  // queues copies of the features in 16 bits, for products on tensor cores; does nothing if products are in float
   void queue_rows_of_features(const Arrays& arrays, cudaStream_t stream) const {
     m_products.queue_features(arrays.phi_q, arrays.phi_k, arrays.rows_of_factors, stream);
   }
@@ -326,7 +328,7 @@ class Backward {
     return {arrays.tensor_Y.sums};
   }
 
-  // A (n_q,r), B (n_k,r), and G, U, H of p + 1 columns
+  // A (n_q,r), B (n_k,r), G and H (n_q,p + 1), U (n_k,p + 1)
   struct Factors {
     Operand<float> A, B, G, U, H;
   };
@@ -336,12 +338,13 @@ class Backward {
     return {Y.operand_A(arrays.phi_q), Y.operand_B(arrays.phi_k), dA.operand_A(arrays.G), dA.operand_B(arrays.U),
             dA.operand_A(arrays.H)};
   }
-  // the first columns of a matrix
+  // the first `channels` columns of x
   static Operand<float> with_channels(Operand<float> x, int channels) {
     x.channels = channels;
     return x;
   }
-  // exact softmax has replaced the rows that fail the FFT error bound, so that none is selected
+  // Clears the flags and the list of rows that fail the FFT error bound, so that no query is selected: exact softmax
+  // has replaced these rows.
   static void clear_failed_rows(const typename CheckedProduct<S>::Arrays& checks, int z, int n_q, cudaStream_t stream) {
     const std::size_t rows = static_cast<std::size_t>(z) * static_cast<std::size_t>(n_q);
     queue_fill("clearing flags", checks.recomputed, 0, rows, stream);

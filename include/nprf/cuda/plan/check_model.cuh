@@ -51,9 +51,10 @@ inline void check_grid(const PositionModel& one, const PlanShape& shape) {
 
 }  // namespace detail
 
-/// Throws InvalidArgument unless a plan of these sizes can compute the model: if a size is out of its range, if the
-/// feature maps or the positions are neither one nor one for each head, or not all of one kind and shape, or if one of
-/// them is for other sizes. O(parameters and constants).
+/// Throws InvalidArgument unless a plan of these sizes can compute the model: if a size is out of its range; if the
+/// number of feature maps, or of positions, is neither 1 nor the number of heads; if the maps or the positions are not
+/// all of one kind and shape; or if a map or a position is for other sizes. O(parameters of positions + constants of
+/// maps).
 inline void check_model(const AttentionModel& model, const PlanShape& shape) {
   detail::check_shape(shape);
   const auto& [direction, radius, features, positions, near, sinks] = model;

@@ -20,9 +20,10 @@ FeatureType feature_type_of(const Device& device, const DeviceModel& model, Engi
   return feature_type_of_tiles<S>(device, model.features_fit_half(has_states ? FarKeys::in_states : FarKeys::in_tiles));
 }
 
-/// The cost of a product of E, without rows that fail the error bound. With gradients only the forward pass is
-/// estimated: at the rates of float or, where PlanOptions::gradients_on_tensor_cores has an effect, at half of those of
-/// tensor cores, since some of the work stays in float.
+/// The cost of a product by the engine E. The recomputation of rows that fail the error bound is not included. For a
+/// plan with gradients, too, it is the cost of the forward pass alone: at the rate of float or, where
+/// PlanOptions::gradients_on_tensor_cores has an effect, at half of the rate of tensor cores, since some of the work
+/// stays in float.
 template <Storage S, class E>
 CallCost cost_of(const Device& device, const DeviceModel& model, bool gradients, bool gradients_on_tensor_cores) {
   const FeatureType type = feature_type_of<S>(device, model, E::name);
@@ -34,8 +35,8 @@ CallCost cost_of(const Device& device, const DeviceModel& model, bool gradients,
   return cost;
 }
 
-/// The mean share of rows that fail the error bound of an FFT (error_bound/fft_row_bound.cuh) over the positions; in a
-/// grid it is estimated as if each slot had a token.
+/// The fraction of rows that fail the error bound of an FFT (error_bound/fft_row_bound.cuh), averaged over the
+/// positions. In a grid it is estimated as if each slot had a token.
 inline double failing_share(const DeviceModel& model, int length, double tolerance) {
   const int n_q = model.places().slot_count(model.n_q()), n_k = model.places().slot_count(model.n_k());
   double failing = 0;
@@ -44,7 +45,8 @@ inline double failing_share(const DeviceModel& model, int length, double toleran
   return failing;
 }
 
-/// The engine with the least estimated time. Rows that fail the error bound of an FFT add the time of tiles.
+/// The engine with the least estimated time. The time of an FFT includes that of recomputing, by tiles, the rows that
+/// fail the error bound.
 template <Storage S>
 Engine cheapest(const Device& device, const DeviceModel& model, bool gradients, double tolerance,
                 bool gradients_on_tensor_cores = false) {

@@ -22,7 +22,7 @@
 #include "nprf/cuda/plan/position_tables.hpp"
 #include "nprf/decoder/step_bias.hpp"
 
-/// The members of DecodePlan, with all kernels.
+/// Defines the members of DecodePlan, and includes all kernels that they launch.
 namespace nprf::cuda {
 
 template <Storage S>
@@ -137,7 +137,7 @@ class DecodePlan<S>::Implementation {
     return model;
   }
 
-  // of each position, with one reach for all: as many tokens as the ring has, but the newest
+  // The biases of each position, all with the same reach: K + R (DecodePlan).
   std::vector<StepBias<float>> step_biases() const {
     PositionTables tables;
     std::vector<LagBiasView<float>> positions;
@@ -151,7 +151,7 @@ class DecodePlan<S>::Implementation {
     return all;
   }
 
-  // no more than a sequence has
+  // near tokens and sinks, at most as many as a sequence can have
   int near() const { return static_cast<int>(std::min<std::ptrdiff_t>(model().near, max_tokens())); }
   int sinks() const { return static_cast<int>(std::min<std::ptrdiff_t>(model().sinks, max_tokens())); }
   int max_tokens() const {
@@ -178,7 +178,7 @@ class DecodePlan<S>::Implementation {
                                             .has_sums = has_tail && max_tokens() > reach + sinks()});
   }
 
-  // biases, and the states of sequences; waits until they are on the device
+  // copies the biases, and which state each sequence has, to the device; waits until they are there
   void copy_constants(const std::vector<StepBias<float>>& biases, cudaStream_t stream) const {
     std::vector<double> table, slopes;
     std::vector<int> states(static_cast<std::size_t>(m_shape.batch));
@@ -220,7 +220,7 @@ class DecodePlan<S>::Implementation {
     check(cudaMemsetAsync(array, 0, size * sizeof(T), stream), "clearing a state");
   }
 
-  // so that the first step can be captured in a graph
+  // loads the kernels of all calls, so that the first one can be captured in a graph
   void load_kernels(cudaStream_t stream) const {
     const KernelLoading loading;
     const View k(nullptr, m_shape.batch, heads_k(), 1, m_model.d()),

@@ -51,7 +51,8 @@ class DeviceModel {
   int n_q() const { return static_cast<int>(m_shape.n_q); }
   int n_k() const { return static_cast<int>(m_shape.n_k); }
   int heads() const { return static_cast<int>(m_shape.heads); }
-  /// How many heads next to each other share a head of keys and values, and features of keys.
+  /// How many heads of queries next to each other share a head of keys and values; and how many share the features of
+  /// keys, which needs one map for all heads.
   int group() const { return static_cast<int>(m_shape.group()); }
   int feature_group() const { return shares_map() ? group() : 1; }
   int d() const { return map().d; }
@@ -66,14 +67,14 @@ class DeviceModel {
   const Band& band() const { return m_band; }
   /// The slots of the tokens of a grid.
   const TokenPlaces& places() const { return m_places; }
-  /// The number of biases with gradients of their own: of lags, and of the border of a grid.
+  /// The number of biases, each of which has a gradient: one for each lag, then those of the border of a grid.
   int entries() const { return lags() + m_places.border_size(); }
-  /// The slope of the bias outside of the band, with the parameters on the device.
+  /// The slope of the bias outside of the band. It is read from the parameters on the device.
   TailSlope tail_slope() const {
     return position().linear ? TailSlope{m_parameters, positions() > 1 ? 1 : 0} : TailSlope{};
   }
-  /// exp(b - max b), or 0 if it is near, of the lags -(n_q - 1) .. n_k - 1 for one position of model(), with its
-  /// parameters at construction.
+  /// The weights exp(b - max b) of the lags -(n_q - 1) .. n_k - 1, or of a grid those of all differences of slots, for
+  /// one position of model() with its parameters at construction. Near lags have the weight 0.
   std::vector<double> weights_of(const PositionModel& one) const {
     std::vector<double> c(static_cast<std::size_t>(lags()));
     if (c.empty()) return c;
@@ -89,17 +90,19 @@ class DeviceModel {
   /// Whether all features are non-negative.
   bool positive() const { return traits().is_positive; }
   bool is_quadratic() const { return traits().is_quadratic; }
-  /// Whether failing rows are computed by exact softmax: with a near field or sinks, and by features that are a series.
+  /// Whether exact softmax computes all rows that fail: with a near field or sinks, or if the features are a series.
   bool has_exact_rows() const { return has_near() || has_sinks() || is_quadratic(); }
-  /// Whether rows whose features underflow are computed by exact softmax, since features estimate exp.
+  /// Whether exact softmax computes the rows whose features underflow: if the features estimate exp.
   bool falls_back_to_softmax() const { return traits().estimates_exp; }
   bool has_near() const { return m_model.near > 0; }
   bool has_sinks() const { return m_model.sinks > 0; }
   /// The number of attention sinks of a sequence without padding.
   int sinks() const { return static_cast<int>(std::min(m_model.sinks, m_shape.n_k)); }
-  /// log |phi|^2 without the factors of rows: the normalisation of features by 1 / sqrt(r).
+  /// The logarithm of the factor by which A_i.B_j becomes a mean over features: -log(r) for exponential features,
+  /// -log(m) for trigonometric ones, and 0 for quadratic ones, which have no such factor. Only for features that
+  /// estimate exp.
   double log_normalisation() const { return is_quadratic() ? 0 : -std::log(traits().is_exponential ? r() : m()); }
-  /// The logarithm that the features of keys are divided by, unless that is computed on the device.
+  /// Features of keys that estimate exp are divided by exp(shift()), unless needs_log_scales().
   float shift() const { return m_shift; }
   bool is_centred() const { return !map().centring.is_empty(); }
   /// Whether the largest log-scale of the keys must be computed on the device.
@@ -119,7 +122,7 @@ class DeviceModel {
     queue_weights({bias(), m_weights, m_weight_bias, m_bias_maxima}, stream);
   }
 
-  /// Of the lags j - i = -(n_q - 1) .. n_k - 1, or of all differences of slots.
+  /// The biases of the lags j - i = -(n_q - 1) .. n_k - 1, or of a grid those of all differences of slots.
   DeviceBias bias() const {
     return {m_parameters,
             m_index,
@@ -133,7 +136,7 @@ class DeviceModel {
             is_causal(),
             {m_lags.near.width, m_lags.near.pitch, 0}};
   }
-  /// [position]: the bias at which a weight is 1.
+  /// [position], on the device: the bias at which a weight is 1.
   const double* weight_bias() const { return m_weight_bias; }
   DeviceWeights weights() const {
     DeviceWeights c{m_weights, positions() > 1 ? entries() : 0, lags(), first_lag(), 1, first_lag(), last_attended()};
@@ -145,14 +148,14 @@ class DeviceModel {
 
   ToeplitzWeights toeplitz() const { return {weights(), m_band, tail_slope(), positions()}; }
 
-  /// The gradients [position, parameter] from those of the lags [position, lag], and from LagGradients::moments(). The
-  /// model must have been made for gradients.
+  /// The task that computes the gradients of parameters [position, parameter] from db [position, entry], the gradients
+  /// of biases, and from LagGradients::moments(). The model must have been made for gradients.
   ParameterGradientTask parameter_gradients(const float* db, const float* moments, float* gradients) const {
     return {db, moments, m_order, m_start, parameter_count(), entries(), first_position_lag(), gradients};
   }
 
-  /// The features of queries or of keys. The largest log-scales of keys go to max_log_scale [z / feature_group()] if
-  /// they are needed.
+  /// The task that computes the features of queries or of keys. It stores the largest log-scales of keys in
+  /// max_log_scale [z / feature_group()], if needs_log_scales().
   template <Storage S, class Feature>
   FeatureTask<S, Feature> features(const DeviceMatrixView<const S>& x, bool queries, const bool* key_mask,
                                    int* max_log_scale, Feature* phi, int stride) const {
@@ -185,14 +188,14 @@ class DeviceModel {
             by_token<Feature> ? m_parts.fragments<S>() : ProjectionFragments()};
   }
 
-  /// Lets tensor cores compute the projections of tokens in S that have features of 16 bits, where that is possible
+  /// Lets tensor cores compute the projections of tokens of type S, for features of 16 bits, where that is possible
   /// (plan/projection_parts.cuh). Waits for the stream. Throws BackendError if CUDA reports an error.
   template <MmaFactor S>
   void split_projections(const Device& device, cudaStream_t stream) {
     m_parts = ProjectionParts::of<S>(m_model.features, device, stream);
   }
 
-  /// Keys or values, each matrix of which a group of heads shares.
+  /// The matrices x of keys or values, where group() heads of queries share each matrix.
   template <Storage S>
   Operand<S> shared_by_group(const DeviceMatrixView<const S>& x) const {
     return Operand<S>(x).shared_by(group());
@@ -218,7 +221,8 @@ class DeviceModel {
 
   bool is_causal() const { return m_model.direction == Direction::causal; }
 
-  // lags between indices, j - i, and between positions, j - i - offset
+  // lags are differences of slots, which are j - i except in a grid; the bias is defined for position lags, which are
+  // lags minus the offset
   int lags() const { return n_q() == 0 || n_k() == 0 ? 0 : static_cast<int>(m_lags.lags.size()); }
   int first_lag() const { return static_cast<int>(m_lags.lags.first); }
   int last_attended() const { return static_cast<int>(m_lags.reach.last); }
@@ -253,7 +257,7 @@ class DeviceModel {
     m_shift = static_cast<float>(most + traits().sign_of_square * half);
   }
 
-  // the parameter of each lag, and of each entry of the border; none if the bias is linear or 0
+  // the index of the parameter of each lag, then of each entry of the border; empty if the bias is linear or 0
   std::vector<std::int32_t> parameter_indices() const {
     std::vector<std::int32_t> index(position().index.empty() ? 0 : static_cast<std::size_t>(lags()));
     for (std::size_t k = 0; k < index.size(); ++k) {
@@ -328,15 +332,15 @@ class DeviceModel {
 
   AttentionModel m_model;
   PlanShape m_shape;
-  LagProblem<float> m_lags;    // of j - i, without biases, since parameters may change on the device
-  std::vector<Index> m_slots;  // that m_lags refers to
+  LagProblem<float> m_lags;    // has no biases, since parameters may change on the device
+  std::vector<Index> m_slots;  // m_lags refers to these
   TokenPlaces m_places{};
   Band m_band{};
   bool m_needs_log_scales = false;
-  float m_shift = 0;  // replaces the largest log-scale of the keys, unless that is computed
+  float m_shift = 0;  // replaces the largest log-scale of the keys, unless m_needs_log_scales
   DeviceMemory m_memory;
   ProjectionParts m_parts;
-  float *m_w = nullptr, *m_w_groups = nullptr;                     // as in FeatureTask, of each map
+  float *m_w = nullptr, *m_w_groups = nullptr;                     // w and w_groups of FeatureTask for all maps
   float *m_centring = nullptr, *m_quadratic = nullptr;             // as in DeviceCentring and DeviceQuadratic
   uint2* m_coordinates = nullptr;                                  // [r]
   float* m_weights = nullptr;                                      // [position, entries]

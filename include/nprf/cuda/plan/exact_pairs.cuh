@@ -21,14 +21,14 @@
 
 namespace nprf::cuda {
 
-/// What a plan computes pair by pair (attention/exact). With a near field or attention sinks, and of features that are
-/// a series, its sums are those of far pairs by an engine, of near pairs and sinks with the weights of exact softmax,
-/// and of failing rows entirely by exact softmax. Of other plans the rows whose denominator underflows are recomputed,
-/// from their features or, if these underflow too, by exact softmax.
+/// What a plan computes pair by pair (attention/exact). With a near field, attention sinks or features that are a
+/// series, the sums of a row are those of the engine over far pairs, plus those over near pairs and sinks with the
+/// weights of softmax; a row that fails is computed by exact softmax alone. In other plans the rows whose denominator
+/// underflows are recomputed, from their features or, if these underflow too, by exact softmax.
 template <Storage S>
 class ExactPlan {
  public:
-  /// `product` is that of the plan's forward pass.
+  /// `product` is the product of the plan's forward pass.
   ExactPlan(const Device& device, const DeviceModel& model, const Product<S>& product, std::size_t slab_bytes)
       : m_blocks(2 * device.multiprocessors), m_has_field(model.has_exact_rows()) {
     if (!model.is_quadratic()) return;
@@ -37,7 +37,8 @@ class ExactPlan {
     m_terms.emplace(device, product.engine(), shape, product.weights(), slab_bytes);
   }
 
-  /// Whether the sums are not those of the engine alone.
+  /// Whether the plan has a near field, attention sinks or features that are a series: then the sums of rows are not
+  /// those of the engine alone.
   bool has_field() const { return m_has_field; }
 
   /// Must be called after the weights have changed.
@@ -45,20 +46,21 @@ class ExactPlan {
     if (m_terms) m_terms->queue_spectrum(stream);
   }
 
-  /// Scratch memory of a call, some of which are its results.
+  /// Scratch memory of a call. Some of the arrays are results.
   struct Arrays {
-    float *q_factors, *k_factors;  // [z, n_q] [z / feature_group, n_k]: of normalised rows; null: no exact softmax
+    float *q_factors, *k_factors;  // [z, n_q] [z / feature_group, n_k]: FeatureTask::factors; null: no exact softmax
     double* largest_biases;        // [z, n_q]: ExactPairs::largest_biases
-    double* log_scales;            // [z, n_q]: row i of the sums is in units of exp(log_scale)
+    double* log_scales;            // [z, n_q]: row i of the sums is in units of exp(log_scales[i])
     RowKind* kinds;                // [z, n_q]
-    RowList rows;                  // those that are recomputed
-    float* log_factors;            // [z, n_q]; this and the following arrays only with a field
-    float* near_D;                 // [z, n_q]
+    RowList rows;                  // the rows that are recomputed
+    float* log_factors;            // [z, n_q]; this and the following arrays only if has_field()
+    float* near_D;                 // [z, n_q]: what near pairs and sinks add to D
     int2* sinks;                   // [sequence]: as in SinksTask; null: no sinks
-    float *norm_q, *norm_k;        // [z, 1, stride] [z / feature_group, 1, stride]: of features
+    float *norm_q, *norm_k;        // [z, 1, stride] [z / feature_group, 1, stride]: norms of rows of features
     typename Product<float>::Arrays terms;
   };
-  /// Without `results`, recomputed rows go to y and not to the sums.
+  /// With `results`, recomputed rows replace their sums, and log_scales and kinds are results; else recomputed rows go
+  /// to y.
   Arrays take(const DeviceModel& model, Scratch& scratch, const Counters& counters, bool results) const {
     const int z = model.z(), n_q = model.n_q(), n_k = model.n_k(), of_keys = z / model.feature_group();
     Arrays arrays{};
@@ -83,7 +85,8 @@ class ExactPlan {
     return arrays;
   }
 
-  /// The operands of a call. A is changed in rows that are not computed by features alone.
+  /// The operands of a call. With a field, queue() may multiply rows of A, the features of queries, by factors
+  /// (NearSumsTask).
   template <class Feature>
   struct Inputs {
     FeatureTask<S, Feature> queries, keys;  // after prepare()
@@ -100,8 +103,8 @@ class ExactPlan {
     return {queries.x, keys.x, queries.factors, keys.factors, keys.group};
   }
 
-  /// Sets the results of features that exact pairs need, and queues Arrays::sinks, if there are sinks, which the
-  /// features of keys depend on.
+  /// Makes the tasks of features store what exact pairs need of them. If there are sinks, queues Arrays::sinks, on
+  /// which the features of keys depend.
   template <class Feature>
   void prepare(const DeviceModel& model, FeatureTask<S, Feature>& queries, FeatureTask<S, Feature>& keys,
                const Arrays& arrays, cudaStream_t stream) const {
@@ -113,7 +116,7 @@ class ExactPlan {
     queue_sinks({keys.mask, sequences, model.n_k(), model.sinks(), arrays.sinks}, stream);
   }
 
-  /// With a field: queues the sums. Their rows are in units of Arrays::log_scales.
+  /// Queues the sums of a plan with a field. Row i of the sums is in units of exp(log_scales[i]) of `arrays`.
   template <class Feature>
   CheckedSums queue(const DeviceModel& model, const Inputs<Feature>& x, const typename Product<S>::Arrays& of_product,
                     const CheckedProduct<S>& checked_product, const typename CheckedProduct<S>::Arrays& checks,
@@ -144,7 +147,8 @@ class ExactPlan {
     return all_sums;
   }
 
-  /// Queues the rows of Arrays::rows, which go to the sums or, if take() had no `results`, to y.
+  /// Queues the recomputation of the rows that Arrays::rows lists. They go to the sums or, if take() had no `results`,
+  /// to y.
   template <class Feature>
   void queue_rows(const DeviceModel& model, const Inputs<Feature>& x, const CheckedSums& sums,
                   const DeviceMatrixView<S>& y, Counts* counts, const Arrays& arrays, cudaStream_t stream) const {
@@ -168,7 +172,7 @@ class ExactPlan {
   }
 
  private:
-  // sum_j |A_i| c_ij |B_j|, if features have both signs
+  // queues sum_j |A_i| c_ij |B_j| of each row i, for quadratic features
   template <class Feature>
   void queue_terms(const DeviceModel& model, const Inputs<Feature>& x, const FeatureRows<Feature>& A,
                    const Arrays& arrays, cudaStream_t stream) const {
@@ -184,7 +188,7 @@ class ExactPlan {
 
   int m_blocks;
   bool m_has_field;
-  std::optional<Product<float>> m_terms;  // of one feature and no values; for features of both signs
+  std::optional<Product<float>> m_terms;  // a product of one feature, the norm, without values; for quadratic features
 };
 
 }  // namespace nprf::cuda

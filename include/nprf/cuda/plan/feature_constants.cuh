@@ -35,13 +35,14 @@ inline void check_constants(const FeatureModel& one) {
   check_size(one.centring.key_axes, one.d * one.d, "key_axes");
 }
 
-/// Appends d values, and zeros up to d_padded.
+/// Appends the d values of a row, then zeros: d_padded values in all.
 inline void append_padded(std::vector<float>& all, std::vector<float>::const_iterator row, int d, int d_padded) {
   all.insert(all.end(), row, row + d);
   all.resize(all.size() + static_cast<std::size_t>(d_padded - d), 0.0f);
 }
 
-/// Appends the rows of one map in groups of 8, (group, d_padded, 8); the last group has copies of the last row.
+/// Appends the rows of the projection of one map, transposed in groups of 8 rows: [group, d_padded, 8]. Copies of the
+/// last row fill up the last group.
 inline void append_groups(std::vector<float>& all, const FeatureModel& one, int d_padded) {
   constexpr int group = 8;
   for (int first = 0; first < one.m; first += group)
@@ -52,7 +53,8 @@ inline void append_groups(std::vector<float>& all, const FeatureModel& one, int 
       }
 }
 
-/// [map, queries then keys, DeviceCentring::size(..)]; empty without a centring.
+/// The constants of all centrings in the layout of DeviceCentring: [map, queries then keys, DeviceCentring::size(..)].
+/// Empty without a centring.
 inline std::vector<float> centring_values(const std::vector<FeatureModel>& maps, int d_padded) {
   std::vector<float> all;
   for (const FeatureModel& one : maps)
@@ -71,7 +73,8 @@ inline std::vector<float> centring_values(const std::vector<FeatureModel>& maps,
   return all;
 }
 
-/// [map, 1 + second + d], as DeviceQuadratic has them; empty for other features.
+/// The constants of quadratic features in the layout of DeviceQuadratic: for each map log_scale, mean_square (second)
+/// and curvature (d). Empty for other features.
 inline std::vector<float> quadratic_values(const std::vector<FeatureModel>& maps) {
   std::vector<float> all;
   for (const FeatureModel& one : maps) {
@@ -84,7 +87,8 @@ inline std::vector<float> quadratic_values(const std::vector<FeatureModel>& maps
   return all;
 }
 
-/// (r), in the order of feature_map/quadratic_row.hpp; empty for other features.
+/// The up to two coordinates that each quadratic feature depends on (r), in the order of feature_map/quadratic_row.hpp;
+/// QuadraticConstants::none stands for no coordinate. Empty for other features.
 inline std::vector<uint2> quadratic_coordinates(const FeatureModel& one) {
   constexpr unsigned none = QuadraticConstants::none;
   std::vector<uint2> all;

@@ -22,8 +22,8 @@
 #include "nprf/position/relative.hpp"
 #include "nprf/position/t5.hpp"
 
-/// Describes a CPU attention in plain numbers (model.hpp): the same features, from the same seed, and the same
-/// position.
+/// The functions model_of() describe a CPU attention in plain numbers (model.hpp), so that a plan for a GPU has the
+/// same features, of the same random numbers, and the same position.
 namespace nprf::cuda {
 
 namespace detail {
@@ -77,7 +77,7 @@ FeatureModel model_of(const QuadraticFeatures<T>& features) {
   model.log_scale = static_cast<float>(terms.log_scale);
   return model;
 }
-/// Of a map of nprf's own with a centring.
+/// The model of one of nprf's own maps with a centring.
 template <class F>
 FeatureModel model_of(const Centred<F>& centred) {
   const auto& [nu, mu, A, A_inverse] = centred.constants();
@@ -111,7 +111,7 @@ PositionModel model_of(const AlibiPosition<T>& position) {
   return model;
 }
 
-/// Its parameters are those of the table, row by row, and then those of the extra tokens.
+/// The parameters of the model are the biases of the table, row by row, and then the biases of the extra tokens.
 template <Real T>
 PositionModel model_of(const GridPosition<T>& position) {
   PositionModel model{detail::floats(position.bias().table), position.bias().first, {}};
@@ -125,7 +125,7 @@ PositionModel model_of(const GridPosition<T>& position) {
   return model;
 }
 
-/// Of one head. The engine of the CPU attention is ignored; the plan chooses its own.
+/// The model of an attention of one head. The engine of the CPU attention is ignored; the plan chooses its own.
 template <class F, class P>
 AttentionModel model_of(const Attention<F, P>& attention) {
   static_assert(

@@ -11,8 +11,8 @@
 
 namespace nprf::cuda {
 
-/// Takes the place of Backward (backward.cuh) with NPRF_CUDA_GRADIENTS=0, without its kernels. The constructor throws
-/// InvalidArgument.
+/// Takes the place of Backward (backward.cuh) with NPRF_CUDA_GRADIENTS=0, so that no kernels of gradients are compiled.
+/// The constructor throws InvalidArgument.
 template <Storage S>
 class NoBackward {
  public:

@@ -14,8 +14,8 @@ namespace nprf::cuda {
 struct PlanShape {
   std::ptrdiff_t batch = 1, heads = 1, n_q = 0, n_k = 0, d_v = 0;
   std::ptrdiff_t offset = 0;   // query i has position i + offset, key j has position j
-  std::ptrdiff_t heads_k = 0;  // of keys and values: heads / heads_k heads of queries next to each other share one
-                               // (grouped queries); 0: as many as of queries
+  std::ptrdiff_t heads_k = 0;  // heads of keys and values: heads / heads_k heads of queries next to each other share
+                               // one of them (grouped queries); 0: as many as `heads`
 
   /// How many heads of queries share a head of keys and values.
   std::ptrdiff_t group() const { return heads_k > 0 ? heads / heads_k : 1; }
@@ -31,8 +31,8 @@ struct PlanOptions {
   bool gradients_on_tensor_cores = false;  // whether backward computes dA, dB and dU on tensor cores, in the storage
                                            // type; no effect for float, for FFTs, on grids, and where forward
                                            // multiplies half in bfloat16
-  bool stream_ordered = false;  // whether calls that pass no workspace take it from the device's memory pool in their
-                                // stream, and free it there; the plan then owns none
+  bool stream_ordered = false;  // whether calls that pass no workspace allocate one from the device's memory pool in
+                                // their stream, and free it there; the plan then owns no workspace
 };
 
 /// Options of a call. Only keys can be padding: each query has a row, also beyond the length of its sequence, as on the
@@ -40,15 +40,15 @@ struct PlanOptions {
 struct PlanCall {
   const bool* key_mask = nullptr;  // on the device, [batch, n_k]: false is padding; null: no padding
   const int* lengths = nullptr;    // on the device, [batch]: keys of sequence b from lengths[b] on are padding, too;
-                                   // null: none
+                                   // null: no such padding
   void* workspace = nullptr;       // on the device, workspace_bytes() long, aligned to 256 bytes; null: use the plan's,
-                                   // or that of the stream
+                                   // or with PlanOptions::stream_ordered allocate one
 };
 
 /// The outputs of AttentionPlan::backward.
 template <Storage S>
 struct PlanGradients {
-  DeviceMatrixView<S> dq, dk, dv;  // of the shapes of q, k and v, of which a group of queries may share the latter
+  DeviceMatrixView<S> dq, dk, dv;  // of the shapes of q, k and v; with grouped queries dk and dv have heads_k heads
   float* parameters = nullptr;  // [position, parameter], summed over batch and heads of a position; null: not computed
 };
 

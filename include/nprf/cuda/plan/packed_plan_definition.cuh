@@ -12,7 +12,7 @@
 #include "nprf/cuda/plan/attention_plan_definition.cuh"
 #include "nprf/cuda/plan/packed_plan.cuh"
 
-/// The members of PackedPlan, with all kernels.
+/// Defines the members of PackedPlan, and includes all kernels that they launch.
 namespace nprf::cuda {
 
 template <Storage S>
@@ -82,7 +82,7 @@ class PackedPlan<S>::Implementation {
     return scratch.bytes();
   }
 
-  // the sequences of queries and of keys
+  // checks the arrays of a call, and returns its sequences of queries and its sequences of keys
   std::pair<PackedSequences, PackedSequences> checked(const View& q, const View& k, const View& v,
                                                       const PackedCall& call) const {
     require(call.cumulative_lengths != nullptr, "cumulative_lengths: expected lengths, got a null pointer");
@@ -112,7 +112,7 @@ class PackedPlan<S>::Implementation {
   bool m_has_gradients;
   std::size_t m_bytes = 0;
   DeviceMemory m_memory;
-  int* m_lengths = nullptr;   // [batch]: of keys
+  int* m_lengths = nullptr;   // [batch]: the numbers of keys of the sequences of a call
   Padded m_q, m_k, m_v, m_y;  // m_y is dy in backward
   Padded m_dq, m_dk, m_dv;
 };

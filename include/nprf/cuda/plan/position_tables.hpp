@@ -15,7 +15,8 @@
 
 namespace nprf::cuda {
 
-/// The lags of a position's table. Beyond them the bias is linear: constant, or that of a linear position.
+/// The range of the lags of a position's table. Before and after it the bias is a straight line: constant, or with the
+/// slope of a linear position.
 inline LagRange table_range(const PositionModel& position) {
   const Index size = static_cast<Index>(position.index.size());
   return size == 0 ? LagRange{0, 0} : LagRange{position.first, position.first + size - 1};
@@ -24,7 +25,7 @@ inline LagRange table_range(const PositionModel& position) {
 /// Memory on the host for the tables of a LagProblem; all of it is freed together.
 class PositionTables {
  public:
-  /// `count` uninitialised objects, never null.
+  /// Takes memory for `count` uninitialised objects. The result is never null.
   template <class U>
   U* take(Index count) {
     const std::size_t bytes = sizeof(U) * static_cast<std::size_t>(std::max<Index>(count, 1));
@@ -47,7 +48,8 @@ class PositionTables {
   std::vector<std::unique_ptr<std::byte[]>> m_memory;
 };
 
-/// Sorts lags by their parameters, index[lag] < count: order[start[k]], ... are the lags of parameter k.
+/// Sorts lags by their parameters, where index[lag] is one of the parameters 0 .. count - 1. The lags of parameter k
+/// are order[start[k]], ..., order[start[k + 1] - 1].
 inline void sort_lags(const std::vector<std::int32_t>& index, int count, std::vector<std::int32_t>& order,
                       std::vector<std::int32_t>& start) {
   start.assign(static_cast<std::size_t>(count) + 1, 0);

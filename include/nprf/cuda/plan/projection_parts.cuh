@@ -16,14 +16,15 @@
 namespace nprf::cuda {
 
 /// The projections of a model in the parts that tensor cores multiply (feature_map/tensor_projection.cuh), on the
-/// device: for tokens of one type, or none.
+/// device, for tokens of one type. There may be no parts: then tensor cores do not compute projections.
 class ProjectionParts {
  public:
   ProjectionParts() = default;
 
-  /// For tokens in T. None if the device has no instruction for them or the kernels were not compiled for it, if the
-  /// features have no projections or a centring, and if d is not a multiple of 16 or, of features in pairs, m is not
-  /// one of 8. Waits for the stream. Throws BackendError if CUDA reports an error. O(m d) for each map.
+  /// The parts for tokens of type T. There are none if the device has no instruction for T or the kernels were not
+  /// compiled for such a device, if the features have no projections or a centring, if d is not a multiple of 16, or if
+  /// features are in pairs and m is not a multiple of 8. Waits for the stream. Throws BackendError if CUDA reports an
+  /// error. O(m d) for each map.
   template <MmaFactor T>
   static ProjectionParts of(const std::vector<FeatureModel>& maps, const Device& device, cudaStream_t stream) {
     constexpr int least = std::is_same_v<T, __half> ? 75 : 80;
@@ -44,7 +45,7 @@ class ProjectionParts {
     return parts;
   }
 
-  /// For tokens in S; none if they are of another type.
+  /// The parts for tokens of type S; null if there are none or they are for another type.
   template <Storage S>
   ProjectionFragments fragments() const {
     if constexpr (MmaFactor<S>)

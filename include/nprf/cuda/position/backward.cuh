@@ -12,15 +12,16 @@ namespace nprf::cuda {
 /// parameters[index[lag]], or of b[lag] = -parameters[0] |lag|. Sums are in double, in a fixed order.
 struct ParameterGradientTask {
   const float* db;       // [position, size]
-  const float* moments;  // [before or after, position]: sums of |lag - edge| db[lag] over lags that db has at an edge
-                         // (toeplitz/backward/lags_tiled.cuh), for a linear bias; null: none
-  const std::int32_t* order;  // [size]: lag indices sorted by parameter; null if the bias is linear
-  const std::int32_t* start;  // [count + 1]: where the lags of each parameter begin in `order`
-  int count, size, first;     // first: the first lag between positions; |lag| is the factor of a linear bias
+  const float* moments;  // [before or after, position]: for a linear bias, sums of |lag - edge| db[lag] over the lags
+                         // before the band or after it, whose gradients db has as one sum at the lag next to the band,
+                         // the edge (toeplitz/backward/lags_tiled.cuh); null: no such sums
+  const std::int32_t* order;  // [size]: indices of db sorted by parameter; null if the bias is linear
+  const std::int32_t* start;  // [count + 1]: where the indices of each parameter begin in `order`
+  int count, size, first;     // count: parameters of a position; first: the lag of db[0], without the offset
   float* gradients;           // [position, count]
 };
 
-/// Blocks (parameters, positions).
+/// Computes the gradient of one parameter of one position. blockIdx.x: the parameter, blockIdx.y: the position.
 template <int threads>
 __global__ void __launch_bounds__(threads) parameter_gradients_kernel(ParameterGradientTask task) {
   start_kernel();
@@ -46,7 +47,7 @@ __global__ void __launch_bounds__(threads) parameter_gradients_kernel(ParameterG
     task.gradients[static_cast<std::ptrdiff_t>(position) * task.count + parameter] = static_cast<float>(sums[0]);
 }
 
-/// Queues parameter_gradients_kernel, with a warp per parameter if few lags share one.
+/// Queues parameter_gradients_kernel, with a single warp for each parameter if few lags share a parameter.
 inline void queue_parameter_gradients(const ParameterGradientTask& task, int positions, cudaStream_t stream) {
   if (task.count == 0 || positions == 0) return;
   const dim3 grid{static_cast<unsigned>(task.count), static_cast<unsigned>(positions), 1};

@@ -17,8 +17,8 @@ struct Band {
   int first, last;
 };
 
-/// How much the bias b changes with each lag further away from the band, on both sides. b then falls by the position's
-/// parameter per lag (ALiBi).
+/// How much the bias b changes from one lag to the next further away from the band, on either side of it. With ALiBi b
+/// falls by the position's parameter.
 struct TailSlope {
   const float* parameters = nullptr;  // [position]; null: the slope is 0, the weights of a tail are constant
   std::ptrdiff_t stride = 0;          // 0: one position for all heads
@@ -44,8 +44,8 @@ Band band_of(const LagProblem<T>& x, bool is_linear) {
   return {static_cast<int>(before + 1), static_cast<int>(std::max(before + 1, after) - 1)};
 }
 
-/// The band with the lags `near` of j - i, which have the weight 0, so that it ends outside of them. They are clamped
-/// to the attended lags.
+/// The smallest band that contains `band` and those lags `near` of j - i that are attended. Near lags have the weight
+/// 0, so that they cannot be in a tail.
 template <Real T>
 Band with_near(Band band, LagRange near, const LagProblem<T>& x) {
   const int first = static_cast<int>(std::max(near.first, x.reach.first)),

@@ -25,8 +25,8 @@ struct DeviceBias {
   int heads, count, size, first, last_attended;
   int n_q;  // lag first + k is that of tokens j - i = k - (n_q - 1), except in a grid
   TokenPlaces places = {};
-  bool is_causal = false;  // whether queries without a slot attend only to tokens up to their own
-  NearLags near = {};      // whose pairs are computed exactly: their weights are 0
+  bool is_causal = false;  // whether a query without a slot attends only to tokens up to itself
+  NearLags near = {};      // the lags whose pairs are computed exactly: their weights are 0
 
   /// The bias of lag first + k. `head` is ignored if one position is shared by all heads.
   __device__ __forceinline__ double operator()(int head, int k) const {
@@ -38,7 +38,7 @@ struct DeviceBias {
     return -static_cast<double>(of_head[0]) * (lag < 0 ? -lag : lag);
   }
 
-  /// Whether lag first + k is near, and whether a query and a key are near tokens.
+  /// Whether lag first + k is near; and whether query i and key j are near each other.
   __device__ __forceinline__ bool is_near(int k) const { return near.width > 0 && near.contains(first + k); }
   __device__ __forceinline__ bool is_near(int i, int j) const {
     if (!places.is_grid()) return is_near(j - i + n_q - 1);
@@ -52,7 +52,8 @@ struct DeviceBias {
     return static_cast<double>(of_head[count - places.border_size() + e * (places.outside + 2) + f]);
   }
 
-  /// The bias at which the weight of query e of the border is 1: the largest of its row.
+  /// The bias at which a weight of query e, which has no slot, is 1: the largest bias in row e of the border without
+  /// column 1, which is for other queries and key e.
   __device__ __forceinline__ double largest_of_border(int head, int e) const {
     double largest = minus_infinity;
     for (int f = 0; f < places.outside + 2; ++f)
@@ -69,21 +70,23 @@ struct DeviceBias {
   }
 };
 
-/// The weights c[lag] = exp(b[lag] - max b) of every head, 0 for lags that are near or not attended. Those of the
-/// border follow; the ones of a query outside of the grid are relative to its largest bias instead. O(size) per head.
+/// The weights c[lag] = exp(b[lag] - max b) of every head, 0 for lags that are near or not attended. The weights of the
+/// border follow; those of a query without a slot are relative to the query's own largest bias instead. O(size) for
+/// each head.
 struct WeightsTask {
   static constexpr int threads = 256, most_parts = 32;
 
   DeviceBias b;
   float* values;    // [head, size + border]
   double* largest;  // [head]: max b
-  double* maxima;   // [head, most_parts]: those of parts of the lags
+  double* maxima;   // [head, most_parts]: the largest biases of parts of the lags
 
-  /// The number of blocks of a head: each thread has at least four lags, if there are as many.
+  /// The number of blocks of a head, and of parts of its lags: each thread has at least four lags if there is more than
+  /// one block.
   int parts() const { return std::clamp(b.size / (4 * threads), 1, most_parts); }
 };
 
-/// Computes the largest bias of each part of the lags. Blocks (parts, heads).
+/// Computes the largest bias of each part of the lags. blockIdx.x: the part, blockIdx.y: the head.
 template <int threads>
 __global__ void __launch_bounds__(threads) largest_biases_kernel(WeightsTask task) {
   start_kernel();
@@ -102,7 +105,7 @@ __global__ void __launch_bounds__(threads) largest_biases_kernel(WeightsTask tas
   if (t == 0) task.maxima[head * WeightsTask::most_parts + part] = largest[0];
 }
 
-/// Computes the weights of parts of the lags. Blocks (parts, heads).
+/// Computes the weights of each part of the lags. blockIdx.x: the part, blockIdx.y: the head.
 template <int threads>
 __global__ void __launch_bounds__(threads) weights_kernel(WeightsTask task) {
   start_kernel();

@@ -7,8 +7,8 @@
 
 namespace nprf::cuda {
 
-/// Which keys of each sequence are present: those that are not padding by the mask, and come before its length. A
-/// length below 0 is 0, and one above n_k is n_k. O(sequences n_k).
+/// Finds which keys of each sequence are present: those that are not padding by the mask, and whose number is below the
+/// sequence's length. A length below 0 stands for 0, and one above n_k for n_k. O(sequences * n_k).
 struct PresentKeysTask {
   const bool* key_mask;  // [sequence, n_k]: false is padding; null: no padding
   const int* lengths;    // [sequence]
@@ -16,7 +16,7 @@ struct PresentKeysTask {
   bool* present;  // [sequence, n_k]
 };
 
-/// Blocks (keys, sequences).
+/// Each thread sets `present` for one key. blockIdx.x: `threads` keys, blockIdx.y: a sequence.
 template <int threads>
 __global__ void __launch_bounds__(threads) present_keys_kernel(PresentKeysTask task) {
   start_kernel();

@@ -7,16 +7,16 @@
 
 namespace nprf::cuda {
 
-/// The attention sinks of each sequence are the first `count` keys that are not padding, or all of these if they are
-/// fewer. `sinks` gets the first of them and the key after the last one: the keys before that are sinks or padding.
-/// O(n_k) for a sequence that begins with padding, else O(count).
+/// Finds the attention sinks of each sequence: the first `count` keys that are not padding, or all such keys if there
+/// are fewer. sinks.x becomes the first sink, and sinks.y the key after the last sink. All keys before sinks.y are
+/// sinks or padding. O(n_k) for a sequence that begins with padding, else O(count).
 struct SinksTask {
   const bool* key_mask;  // [sequence, n_k]: false is padding; null: no padding
   int sequences, n_k, count;
   int2* sinks;  // [sequence]
 };
 
-/// One thread per sequence.
+/// Each thread finds the sinks of one sequence.
 template <int threads>
 __global__ void __launch_bounds__(threads) sinks_kernel(SinksTask task) {
   start_kernel();

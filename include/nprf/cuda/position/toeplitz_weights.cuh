@@ -11,18 +11,18 @@
 
 namespace nprf::cuda {
 
-/// The weights of a Toeplitz matrix on the device. c[lag] of head h is values[h stride + (lag - first) step]. Lags are
-/// differences of tokens, or in a grid of slots, and those of the border are stored apart.
+/// The weights of a Toeplitz matrix on the device. c[lag] of head h is values[h * stride + (lag - first) * step]. Lags
+/// are differences of tokens, or in a grid of slots. The weights of the border of a grid are stored apart.
 struct DeviceWeights {
   enum class Pairs { all, in_slots, of_border };
 
   const float* values;
   std::ptrdiff_t stride;              // 0: all heads share one table
-  int size, first, step;              // of the table; step = -1 for a transposed matrix
-  int first_attended, last_attended;  // weights of j - i outside are zero
+  int size, first, step;              // the number of lags in `values`, and the first lag; step: 1, transposed -1
+  int first_attended, last_attended;  // of other lags j - i the weights are zero
   TokenPlaces places = {};
-  const float* border = nullptr;  // of head h: border[h stride + entry]
-  Pairs pairs = Pairs::all;       // all other pairs of a grid have weight 0
+  const float* border = nullptr;  // border[h * stride + entry] for head h
+  Pairs pairs = Pairs::all;       // which pairs of a grid have these weights; the others have weight 0
 
   __device__ __forceinline__ float operator()(int head, int lag) const {
     const int at = lag - first;

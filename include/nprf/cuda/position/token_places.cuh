@@ -17,7 +17,7 @@ namespace nprf::cuda {
 /// slot, column 1 for every query with a slot and key e, and column 2 + f for query e and key f, both without a slot.
 struct TokenPlaces {
   const std::int32_t* slots = nullptr;   // [cells], ascending; null: a sequence
-  const std::int32_t* tokens = nullptr;  // [end]: the token in each slot, not counting those outside; -1: none
+  const std::int32_t* tokens = nullptr;  // [end]: token outside + tokens[s] is in slot s; -1: no token is
   int outside = 0, cells = 0, end = 0;   // end: the last slot + 1
 
   __host__ __device__ bool is_grid() const { return slots != nullptr; }
@@ -60,7 +60,7 @@ struct PairsOfEntry {
   TokenPlaces places;
   int first_lag, lags, entry;
 
-  /// At most how many pairs there are.
+  /// At least as many as there are pairs; operator[] gives them for k = 0 .. count() - 1.
   __device__ __forceinline__ int count() const {
     return entry < lags || (entry - lags) % (places.outside + 2) < 2 ? places.cells : 1;
   }

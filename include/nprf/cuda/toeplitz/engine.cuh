@@ -24,14 +24,15 @@ namespace nprf::cuda {
 /// and by FFTs in two passes through memory up to 2^20 tokens. cufft: any position in O(n log n), by cuFFT, in about
 /// ten passes through memory. A grid needs direct or cufft.
 ///
-/// direct and banded use tensor cores if the storage type has 16 bits and the position is no grid. Storage in half is
-/// multiplied in half, by any device, if the features fit its range (DeviceModel::features_fit_half); other features,
-/// and those of bfloat16 storage, are multiplied in bfloat16, if the device can (8.0 and newer). The precision is then
-/// that of the type (toeplitz/direct/mma_tile.cuh). All other arithmetic is in float.
+/// direct and banded use tensor cores if the storage type has 16 bits and the position is no grid. With half storage,
+/// factors are multiplied in half, by any device, if the features fit the range of half
+/// (DeviceModel::features_fit_half). Otherwise, and with bfloat16 storage, they are multiplied in bfloat16, if the
+/// device can do that (compute capability 8.0 and newer). The precision is then that of the type in which they are
+/// multiplied (toeplitz/direct/mma_tile.cuh). All other arithmetic is in float.
 ///
-/// The rounding error of an FFT is relative to the largest rows. If the bias rises with the distance, if it has narrow
-/// peaks, or if attention is causal, small rows may fail the error bound. Those rows are found and recomputed by tiles
-/// (attention/checked_product.cuh). The automatic engine does not choose an FFT if too many rows would fail.
+/// The rounding errors of an FFT are relative to the largest rows of Y. If the bias rises with the distance, if it has
+/// narrow peaks, or if attention is causal, small rows may fail the error bound. Those rows are found and recomputed by
+/// tiles (attention/checked_product.cuh). The automatic engine does not choose an FFT if too many rows would fail.
 enum class Engine { automatic, direct, banded, fused, cufft };
 
 constexpr std::string_view name(Engine engine) {
@@ -48,13 +49,13 @@ constexpr std::string_view name(Engine engine) {
 /// The sizes of Y = ((A B^T) o C) [V 1] for every z = (sequence, head): A (n_q,r), B (n_k,r), V (n_k,p).
 struct ProductShape {
   int z, heads, n_q, n_k, r, p;        // z: the number of sequences times heads
-  int group_of_A = 1, group_of_B = 1;  // heads next to each other that share A, and B
+  int group_of_A = 1, group_of_B = 1;  // how many consecutive heads share A, and share B
 
-  /// Scalars per row of A and B by token: in 16 bits, padded to a multiple of 16 features.
+  /// The scalars of a row of A or B. On tensor cores rows are stored by token, and padded to a multiple of 16 features.
   int features(FeatureType type) const { return on_tensor_cores(type) ? std::max(1, (r + 15) / 16) * 16 : r; }
 };
 
-/// What an engine is built for. The values of the weights may change between calls.
+/// What the constructor of an engine takes. The values of the weights may change between calls.
 struct EngineInputs {
   const Device& device;
   const ProductShape& shape;
@@ -70,7 +71,7 @@ struct CostInputs {
   const ToeplitzWeights& weights;
   bool is_causal, on_tensor_cores;
 
-  /// Pairs of columns of [V 1], for all features.
+  /// The number of signals that FFTs transform: pairs of columns of [V 1] * features * z.
   double signals() const { return static_cast<double>(shape.z) * shape.r * ((static_cast<double>(shape.p) + 1) / 2); }
 };
 
@@ -78,14 +79,14 @@ struct CostInputs {
 /// (bench/README.md) of forward passes, for 1024 to 131072 tokens.
 struct CallCost {
   double start;        // s: the least time of the kernels, one after the other
-  double rate;         // per second: floating-point operations, or bytes of FFTs in global memory
+  double rate;         // work per second, in floating-point operations, or for FFTs in global memory in bytes
   double work;         // infinite if the engine does not support the shape
-  int fft_length = 0;  // which the rounding errors depend on; 0: no FFT
+  int fft_length = 0;  // the rounding errors depend on it; 0: no FFT
 
   constexpr double time() const { return start + work / rate; }
 };
 
-/// What an engine of FFTs has besides: the transform of the weights.
+/// The additional functions of an engine that uses FFTs: it transforms the weights.
 template <class E>
 concept TransformsWeights = requires(const E& engine, cudaStream_t stream) {
   { engine.length() } -> std::same_as<int>;
@@ -93,7 +94,8 @@ concept TransformsWeights = requires(const E& engine, cudaStream_t stream) {
   engine.queue_spectrum(stream);
 };
 
-/// What an engine has besides if keys outside of the band contribute through states of chunks of keys (ChunkTask).
+/// The additional members of an engine in which keys outside of the band contribute through states of chunks of keys
+/// (ChunkTask).
 template <class E, class Task>
 concept HasStates = requires(const E& engine, const Task& task, const typename E::Arrays& arrays, cudaStream_t stream) {
   { arrays.before } -> std::convertible_to<const float*>;
@@ -104,16 +106,17 @@ concept HasStates = requires(const E& engine, const Task& task, const typename E
 /// An engine for operands in a TileTask.
 ///
 ///     name                               the name by which users choose it
-///     is_tiled                           whether it computes tiles, also on tensor cores, with rounding errors for
-///                                        each row; else FFTs, with rounding errors relative to the largest rows
+///     is_tiled                           whether it computes tiles, also on tensor cores: the rounding errors of a row
+///                                        are then relative to that row. Other engines use FFTs, whose rounding errors
+///                                        are relative to the largest rows
 ///     supports_grid                      whether it supports the weights of a grid
 ///     has_states                         whether keys outside of the band contribute through states (HasStates)
-///     cost(inputs)                       its cost, without rows that fail the error bound
-///     Arrays, take(scratch)              its scratch memory of a call
-///     parts()                            the number of parts of its sums
-///     queue(task, sums, arrays, stream)  queues the parts of the sums
-///     length(), stride(n)                of an FFT: its length, and the scalars of a row of features of n tokens
-///     queue_spectrum(stream)             of an FFT: must be called after the weights have changed
+///     cost(inputs)                       the cost of a call, without recomputing rows that fail the error bound
+///     Arrays, take(scratch)              the scratch memory of one call
+///     parts()                            the number of parts that the sums consist of (Sums)
+///     queue(task, sums, arrays, stream)  queues the computation of these parts
+///     length(), stride(n)                with FFTs: their length, and the scalars of a row of one feature of n tokens
+///     queue_spectrum(stream)             with FFTs: transforms the weights; must be called after they have changed
 template <class E, class Task>
 concept ToeplitzEngine = std::constructible_from<E, const EngineInputs&> && std::movable<E> &&
                          requires(const E& engine, const CostInputs& inputs, Scratch& scratch, const Task& task,

@@ -24,11 +24,11 @@ struct EngineTypes {
   static_assert((ToeplitzEngine<E, TileTask<S>> && ...),
                 "nprf: an engine must model nprf::cuda::ToeplitzEngine (engine.cuh)");
 
-  /// One of them, and the arrays of one of them.
+  /// One of the engines, and the scratch memory (Arrays) of one engine.
   using Variant = std::variant<E...>;
   using Arrays = std::variant<typename E::Arrays...>;
 
-  /// Calls use(std::type_identity<E>()) for each.
+  /// Calls use(std::type_identity<E>()) for each engine type E.
   template <class Use>
   static constexpr void for_each(Use&& use) {
     (use(std::type_identity<E>()), ...);
@@ -54,7 +54,8 @@ constexpr EngineProperties properties_of(Engine engine) {
   return found;
 }
 
-/// The engine of that name. Throws InvalidArgument if there is none, or if it does not support the shape.
+/// Constructs the engine whose name is `engine`. Throws InvalidArgument if there is no such engine, or if it does not
+/// support the shape.
 template <Storage S>
 typename EngineList<S>::Variant make_engine(Engine engine, const EngineInputs& x) {
   using List = EngineList<S>;

@@ -19,15 +19,15 @@
 
 namespace nprf::cuda {
 
-/// Y = ((A B^T) o C) [V 1] of one shape by one engine. It refers to the weights, whose values may change between calls.
-/// Features are float by channel, [z / group, r, stride], or, for tensor cores, of 16 bits by token, [z / group, n,
-/// stride].
+/// Computes Y = ((A B^T) o C) [V 1] for one shape by one engine. It refers to the weights, whose values may change
+/// between calls. The features A and B are stored as float by channel, [z / group, r, stride], or for tensor cores in
+/// 16 bits by token, [z / group, n, stride]; `group` is group_of_A or group_of_B.
 template <Storage S>
 class Product {
  public:
   /// Throws InvalidArgument if the engine does not support the shape, BackendError if CUDA reports an error. `type` is
-  /// in_float, or feature_type_of_tiles() of the device if the engine is tiled and the position no grid. `slab_bytes`
-  /// limits the buffers of FFTs.
+  /// in_float; if the engine is tiled and the position is no grid, it may also be the device's feature_type_of_tiles().
+  /// `slab_bytes` limits the buffers of FFTs.
   Product(const Device& device, Engine engine, const ProductShape& shape, const ToeplitzWeights& weights,
           std::size_t slab_bytes, FeatureType type = FeatureType::in_float)
       : m_feature_type(type),
@@ -41,7 +41,8 @@ class Product {
     return visit([]<class E>(const E&) { return E::name; });
   }
 
-  /// Whether features have 16 bits and are stored by token, for tensor cores; and whether they have the storage type.
+  /// on_tensor_cores(): whether features have 16 bits and are stored by token, for tensor cores.
+  /// has_features_of_storage_type(): whether they have 16 bits and the storage type S.
   bool on_tensor_cores() const { return cuda::on_tensor_cores(m_feature_type); }
   bool has_features_of_storage_type() const { return has_storage_type<S>(m_feature_type); }
 
@@ -55,7 +56,7 @@ class Product {
     f.template operator()<float>();
   }
 
-  /// The length of the FFT; 0 for other engines.
+  /// The length of the FFT; 0 if the engine uses none.
   int length() const {
     return visit([]<class E>(const E& engine) {
       if constexpr (E::is_tiled)
@@ -65,8 +66,8 @@ class Product {
     });
   }
 
-  /// Scalars per row of the features of n tokens. By channel, an FFT may need padding. By token, rows are padded to a
-  /// multiple of 16 features.
+  /// The scalars of a row of the features of n tokens. A row by channel has one feature of all n tokens, and padding if
+  /// an FFT needs it. A row by token has all features of one token, padded to a multiple of 16.
   int stride(int n) const {
     if (on_tensor_cores()) return features();
     return visit([n]<class E>(const E& engine) {
@@ -80,8 +81,9 @@ class Product {
   std::byte* take_A(Scratch& scratch) const { return take_features(scratch, m_shape.n_q, m_shape.group_of_A); }
   std::byte* take_B(Scratch& scratch) const { return take_features(scratch, m_shape.n_k, m_shape.group_of_B); }
 
-  /// Views of A [z / group_of_A, r, stride(n_q)] and B [z / group_of_B, r, stride(n_k)], which must be zero from n_q
-  /// and n_k on, or [.., n_q, stride] and [.., n_k, stride], zero from r on.
+  /// Views of A [z / group_of_A, r, stride(n_q)] and B [z / group_of_B, r, stride(n_k)], whose rows must be zero from
+  /// token n_q, or n_k, on. For tensor cores they are views of A [z / group_of_A, n_q, stride(n_q)] and
+  /// B [z / group_of_B, n_k, stride(n_k)], whose rows must be zero from feature r on.
   template <class Feature>
   Operand<Feature> operand_A(const Feature* A) const {
     return operand(A, m_shape.n_q, m_shape.group_of_A);
@@ -91,14 +93,14 @@ class Product {
     return operand(B, m_shape.n_k, m_shape.group_of_B);
   }
 
-  /// Must be called after the weights have changed.
+  /// Transforms the weights if the engine uses FFTs. Must be called after the weights have changed.
   void queue_spectrum(cudaStream_t stream) const {
     visit([&]<class E>(const E& engine) {
       if constexpr (!E::is_tiled) engine.queue_spectrum(stream);
     });
   }
 
-  /// Scratch memory of a call, and its result.
+  /// Scratch memory of a call, and the result, `sums`.
   struct Arrays {
     Sums sums;
     typename EngineList<S>::Arrays of_engine;
@@ -137,7 +139,7 @@ class Product {
     visit([&](const auto& engine) { arrays.of_engine = engine.take(scratch); });
     return arrays;
   }
-  /// Queues states(arrays) alone, if the engine has states.
+  /// Queues the computation of states(arrays) alone, if the engine has states.
   void queue_states(const float* A, const float* B, const Columns<S>& U, const Arrays& arrays,
                     cudaStream_t stream) const {
     visit([&]<class E>(const E& engine) {
@@ -146,7 +148,7 @@ class Product {
     });
   }
 
-  /// Queues arrays.sums, from features in the layout of operand_A() and operand_B().
+  /// Queues the computation of arrays.sums, from features in the layout of operand_A() and operand_B().
   void queue(const float* A, const float* B, const Columns<S>& U, const Arrays& arrays, cudaStream_t stream) const {
     const TileTask<S> task{operand_A(A), operand_B(B), U, m_weights.c};
     visit([&]<class E>(const E& engine) { engine.queue(task, arrays.sums, arrays.template of<E>(), stream); });

@@ -7,8 +7,8 @@
 
 namespace nprf::cuda {
 
-/// Which pairs of a row are computed one by one: those of the field, which are near tokens (core/near_lags.hpp) and
-/// pairs whose key is a sink; or all, in a row that is recomputed from its features or by exact softmax.
+/// Which pairs of a row are computed one by one. field: the near pairs (core/near_lags.hpp) and the pairs whose key is
+/// a sink. features, softmax: all pairs, because the row is recomputed from its features, or by exact softmax.
 enum class RowKind : unsigned char { field, features, softmax };
 
 /// Numerators and denominators of rows, as sums of parts that are added in order.
@@ -22,7 +22,7 @@ struct Sums {
     for (int part = 0; part < parts; ++part) sum += N[(part * rows + row) * p + column];
     return sum;
   }
-  /// Adds the numerators of `width` columns from `column` on. If width is not 1, both it and p are multiples of 4.
+  /// to[k] += the numerator of column `column` + k, for k < width. If width is not 1, width and p are multiples of 4.
   template <int width>
   __device__ __forceinline__ void add_numerators(std::ptrdiff_t row, int column, float (&to)[width]) const {
     const float* from = N + row * p + column;
@@ -50,7 +50,7 @@ struct Sums {
 struct CheckedSums {
   Sums sums;
   const bool* recomputed = nullptr;  // [z, n_q]: which rows are recomputed; null: none
-  Sums extra{};                      // parts of recomputed rows after the first one
+  Sums extra{};                      // parts of recomputed rows after the first one, which `sums` has
   const int* largest = nullptr;      // [z]: N is divided by the power_of_two_scale of this magnitude; null: not divided
 
   __device__ __forceinline__ bool is_recomputed(std::ptrdiff_t row) const { return recomputed && recomputed[row]; }

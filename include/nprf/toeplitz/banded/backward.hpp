@@ -15,14 +15,14 @@
 
 namespace nprf::toeplitz {
 
-/// The gradients of BandedEngine's product for G (n_q,p) = dL/dY: the shares of the band and of the tails.
+/// The gradients of BandedEngine's product for G (n_q,p) = dL/dY: what the pairs of the band and of each tail add.
 template <Real T>
 class BandedBackward {
  public:
   BandedBackward(const BandDecomposition<T>& weights, const Factors<T>& x, const MatrixView<T>& G)
       : m_weights(weights), m_x(x), m_G(G) {}
 
-  /// Adds the share of the band, by tiles of the n_q x n_k matrix.
+  /// Adds the terms of the pairs of the band to the gradients, by tiles of the n_q x n_k matrix.
   void add_band(GradientRefs<T>& out, const Team& team) const {
     if (tiles() == 0) return;
     Workspace& workspace = team.workspace();
@@ -47,10 +47,12 @@ class BandedBackward {
       out.dc.segment(band.lags.first - m_weights.table.first, dc.cols()) += dc.row(block).transpose();
   }
 
-  // forward: y_i += w f_i A_i S_I, S_I = sum_j h_j B_j^T U_j with f_i = exp(slope |s_i - pivot|) and h_j likewise. So
-  // with N_I = dL/dS_I / w, the same sum over the queries with key j in their tail: dA_i = w f_i G_i S_I^T,
-  // dB_j = w h_j U_j N_I^T, dU_j = w h_j B_j N_I
-  /// Adds the share of a tail.
+  // forward, for query i (slot s_i) and the keys j (slots t_j) of tile I, with w the weight at the edge of the tail:
+  //     y_i += w f_i A_i S_I    S_I = sum_j h_j B_j^T U_j
+  //     f_i = exp(slope |s_i - pivot|)    h_j = exp(slope |t_j - (pivot + edge)|)    pivot: that of tile I
+  // So with N_I = dL/dS_I / w, the sum over queries of TailStates,
+  //     dA_i = w f_i G_i S_I^T    dB_j = w h_j U_j N_I^T    dU_j = w h_j B_j N_I
+  /// Adds the terms of the pairs of a tail to the gradients.
   void add_tail(const ExponentialTail<T>& tail, GradientRefs<T>& out, const Team& team) const {
     if (tail.lags == 0) return;
     Workspace& workspace = team.workspace();
@@ -71,7 +73,8 @@ class BandedBackward {
         add_queries(at, I, key_sums.at(I), out, moments[I], scratch);
         add_keys(at, I, query_sums.at(I), out, moments[I], scratch);
         if (const Index distance = at.distance(I, at.inner(I)); distance > 0) {
-          // the keys of the inner tile, for the queries of this tile and of the tiles outside
+          // the pairs of the keys of the inner tile with the queries of this tile and of the tiles outside it: their
+          // distances include the one between these two pivots
           const double flow = inner_product(key_sums.at(at.inner(I)), query_sums.at(I));
           moments[I].first += static_cast<double>(distance) * static_cast<double>(tail.power(distance)) * flow;
         }
@@ -86,7 +89,8 @@ class BandedBackward {
  private:
   static constexpr Index tile = 5 * Block<T>::rows, most_blocks = 16, piece = 128;
 
-  // sum over k of exp(k slope) dc_k and of k exp(k slope) dc_k, k counted from the tail's edge
+  // zeroth: sum over k of exp(k slope) dc_k. first: sum over k of k exp(k slope) dc_k. k is the distance of a lag from
+  // the tail's edge
   struct Moments {
     double zeroth = 0, first = 0;
   };
@@ -96,10 +100,11 @@ class BandedBackward {
   Index rows(Index I) const { return std::min(tile, m_x.queries.slots.count - first(I)); }
   RowRange keys(Index I) const { return m_weights.band_weights(m_x).keys(first(I), rows(I), tile); }
 
-  // Blocks of tiles: those of even number share no key, nor do those of odd number, so that threads can work on them
+  // Blocks of consecutive tiles. Two blocks of even number have no key in common, nor have two blocks of odd number, so
+  // that threads can work on all even blocks at once, and then on all odd ones
   struct BandBlocks {
     Index count = 0;
-    Index* starts;  // (count+1)  the first tile of each
+    Index* starts;  // (count+1)  the first tile of each block
     LagRange lags;  // between the queries and the keys of all tiles
   };
   BandBlocks blocks(Workspace& workspace) const {
@@ -128,8 +133,10 @@ class BandedBackward {
     return sum;
   }
 
-  // dA_i += w f_i G_i S^T. The distance of a pair is k = |s_i - pivot| + the distance of the pivots
-  // + |t_j - (pivot' + edge)|. Each of these non-negative terms has its share of the first moment
+  // dA_i += w f_i G_i S^T. If query i is in tile I, and key j is a new key of tile J (TailTiles::new_keys), the lag of
+  // the pair is at distance k = |s_i - pivot_I| + |pivot_I - pivot_J| + |t_j - (pivot_J + edge)| from the tail's edge.
+  // Each of the three non-negative terms is added to the first moment separately: the first one here, the second one in
+  // add_tail(), the third one in add_keys()
   void add_queries(const TailTiles<T>& at, Index I, const MatrixMap<T>& S, GradientRefs<T>& out, Moments& moments,
                    Workspace& scratch) const {
     const Workspace::Scope scope(scratch);

@@ -21,18 +21,18 @@
 
 namespace nprf::toeplitz {
 
-/// Y = ((A B^T) o C) U for weights with tails (lag_weights.hpp), exact to rounding and linear in the tokens: T5's
-/// buckets, clipped tables, ALiBi, no position at all.
+/// Y = ((A B^T) o C) U for weights with tails (lag_weights.hpp): T5's buckets, clipped tables, ALiBi, no position at
+/// all. The result is exact up to rounding, and the time is linear in the number of tokens.
 ///
-/// The band between the tails is computed by tiles of the n_q x n_k matrix, as in DirectEngine. For a tail, a tile of
-/// queries needs one matrix S (r,p), the sum over all its keys there, decayed to the pivot of the tile
-/// (banded/exponential_tail.hpp):
+/// The band between the tails is computed by tiles of the n_q x n_k matrix, as in DirectEngine. For each tail, a tile
+/// of queries needs one matrix S (r,p), the sum over the keys of the tile in this tail, decayed to the pivot of the
+/// tile (banded/exponential_tail.hpp). With slots s_i of queries and t_j of keys:
 ///
 ///     y_i += weight exp(slope |s_i - pivot|) A_i S        S = sum_j exp(slope |t_j - (pivot + edge)|) B_j^T U_j
 ///
 /// Time O(n_q (r + p) (tile + R) + (n_q + n_k) r p) for R lags between the tails; workspace O(n_q + n_k) and the sums
-/// of a window (banded/compensated_scan.hpp). Threads share out tiles of queries. Without tails it is DirectEngine
-/// with smaller tiles.
+/// of a window (banded/tail_states.hpp). Threads share out tiles of queries. Without tails it is DirectEngine with
+/// smaller tiles.
 template <Real T>
 class BandedEngine {
  public:
@@ -43,9 +43,11 @@ class BandedEngine {
     return c.tails.slope_before == 0 && c.tails.slope_after == 0 ? Engine::banded : Engine::recurrence;
   }
 
-  /// band pairs (r + p + weight) + n_q 24 (r + p + cut weight), for the pairs of a tile that are outside the band,
-  /// + tails tail_state (n_q + n_k) r (p + 2W) for W lanes of a register. If all weights are equal, 2 (n_q + n_k) r p
-  /// alone. Infinite without tails.
+  ///     n_q * band * (r + p + weight_cost) + n_q * 24 * (r + p + cut_weight_cost)
+  ///     + tails * tail_state * (n_q + n_k) * r * (p + 2 * W)
+  ///
+  /// for `band` lags that are in no tail, and W lanes of a register. The second term is for the pairs of tiles that are
+  /// outside the band. If all weights are equal, the cost is 2 * (n_q + n_k) * r * p. Without tails it is infinite.
   static double cost(const CostInputs<T>& x) {
     constexpr double beside_band = 24, tail_state = cost_factors.tail_state, sum_of_outer = 2;
     const ExponentialTail<T> before(Side::before, x.weights, x.span), after(Side::after, x.weights, x.span);
@@ -63,7 +65,7 @@ class BandedEngine {
   BandedEngine(LagWeightsView<T> lags, const ProductShape& span, const Team& team)
       : m_weights(lags, span, team.workspace()) {}
 
-  /// Y (n_q,p) = ((A B^T) o C) U; sums (n_q), unless it is null, the same for a column of ones.
+  /// Writes Y (n_q,p) = ((A B^T) o C) U. If sums is not null, also writes sums (n_q) = ((A B^T) o C) 1.
   void contract(const Factors<T>& x, MatrixRef<T> Y, const Team& team, T* sums = nullptr) const {
     if (m_weights.constant != T(0)) return contract_constant(x, Y, team, sums);
     const Workspace::Scope scope(team.workspace());
@@ -96,16 +98,16 @@ class BandedEngine {
     }
   }
 
-  /// The keys of the band, up to a chunk, and of a tail those of one tile: the sums of tiles are compensated
-  /// (banded/compensated_scan.hpp).
+  /// The number of keys of the band, up to a chunk, plus those that one tile adds to the sum of a tail. The sums of
+  /// several tiles are compensated (banded/tail_states.hpp).
   Index longest_plain_sum(Index n_k) const {
     constexpr Index of_tile = 2048;
     static_assert(tile <= of_tile);
     return std::min(n_k, of_tile + (m_weights.constant != T(0) ? 0 : nprf::longest_plain_sum(m_weights.band.size())));
   }
 
-  /// The gradients for G (n_q,p) = dL/dY; out.dc may be empty. In a tail, dc of two lags stands for all
-  /// (factors.hpp).
+  /// Writes to `out` the gradients for G (n_q,p) = dL/dY; out.dc may be empty. In a tail, dc of two lags stands for the
+  /// dc of all its lags (Gradients, factors.hpp).
   void gradients(const Factors<T>& x, const MatrixView<T>& G, GradientRefs<T> out, const GradientSizes<T>&,
                  const Team& team) const {
     if (m_weights.constant != T(0) && out.dc.size() == 0) return gradients_of_constant(x, G, out, team);
@@ -119,7 +121,7 @@ class BandedEngine {
  private:
   static constexpr Index tile = 5 * Block<T>::rows;
 
-  // y += Z S, for the first p columns of S; sums += Z S for its last column, unless they are null
+  // y += Z S for the first p columns of S; if sums is not null, also sums += Z S for the last column of S
   template <class M, class Y>
   static void add_rows(const M& Z, const MatrixMap<T>& S, Y& y, T* sums, Workspace& scratch) {
     add_product(y, Z, S.leftCols(y.cols()));  // (rows,p)

@@ -19,8 +19,8 @@ enum class Side { before, after };
 ///
 ///     c[edge - k] = weight exp(k slope)   before the band,    c[edge + k] = weight exp(k slope)   after it,
 ///
-/// k = 0..lags-1, of the lags that slots can reach. Empty (lags == 0) if the tail does not extend to the farthest of
-/// these lags, or its weights are zero.
+/// for k = 0..lags-1, up to the farthest lag that slots can reach on this side. The tail is empty (lags == 0) if it
+/// does not extend to that lag, or if its weights are zero.
 template <Real T>
 struct ExponentialTail {
   ExponentialTail(Side of, LagWeightsView<T> c, const ProductShape& span) : side(of) {
@@ -34,7 +34,7 @@ struct ExponentialTail {
     lags = std::max<Index>(is_before ? edge - least + 1 : most - edge + 1, 0);
   }
 
-  /// Makes a table of the first powers in the workspace.
+  /// Tabulates exp(k slope) for the first k, in the workspace.
   void tabulate(Workspace& workspace) {
     if (flat()) return;
     m_tabulated = std::min<Index>(lags, 1024);
@@ -69,13 +69,14 @@ LagRange band_between(const ExponentialTail<T>& before, const ExponentialTail<T>
   return band;
 }
 
-/// Tiles of consecutive queries, and the keys of each tile in a tail: those whose lags are in the tail for all queries
-/// of the tile. The pivot of a tile is its first slot for the tail before the band, and its last slot for the tail
-/// after it. With |.| the number of slots between,
+/// Tiles of consecutive queries, and for each tile its keys in one tail: the keys whose lags are in the tail for all
+/// queries of the tile. The pivot of a tile is the slot of its first query for the tail before the band, and of its
+/// last query for the tail after it. With the pivot of the tile,
 ///
 ///     c[t - s] = weight exp(slope |s - pivot|) exp(slope |t - (pivot + edge)|)
 ///
-/// for a query in slot s of the tile and such a key in slot t. Both factors are at most 1, so that neither overflows.
+/// for a query of the tile in slot s and one of its keys in slot t. Both factors are at most 1, so that neither
+/// overflows.
 template <Real T>
 class TailTiles {
  public:
@@ -88,20 +89,20 @@ class TailTiles {
   Index first(Index I) const { return I * m_tile; }
   Index rows(Index I) const { return std::min(m_tile, m_queries.count - first(I)); }
 
-  /// The adjacent tile whose tail is a part of that of tile I, and the one whose tail contains that of tile I; -1 or
-  /// tiles() if there is none.
+  /// inner: the adjacent tile whose keys are some of the keys of tile I. outer: the adjacent tile whose keys include
+  /// those of tile I. -1 or tiles() if there is no such tile.
   Index inner(Index I) const { return before() ? I - 1 : I + 1; }
   Index outer(Index I) const { return before() ? I + 1 : I - 1; }
 
   Index pivot(Index I) const { return m_queries[before() ? first(I) : first(I) + rows(I) - 1]; }
 
-  /// The end of the keys in the tail before the band, or the begin of those in the tail after it.
+  /// Where the keys of tile I end if the tail is before the band, or begin if it is after the band.
   Index cut(Index I) const { return m_keys.below(pivot(I) + m_tail->edge + (before() ? 1 : 0)); }
 
   /// Whether tile I has keys in the tail.
   bool any_keys(Index I) const { return before() ? cut(I) > 0 : cut(I) < m_keys.count; }
   RowRange queries(Index I) const { return {first(I), first(I) + rows(I)}; }
-  /// The keys of tile I that inner(I) does not have.
+  /// The keys of tile I that are not keys of the tile inner(I).
   RowRange new_keys(Index I) const {
     if (before()) return {I > 0 ? cut(I - 1) : 0, cut(I)};
     return {cut(I), I + 1 < tiles() ? cut(I + 1) : m_keys.count};
@@ -109,7 +110,7 @@ class TailTiles {
 
   Index query_distance(Index I, Index i) const { return std::abs(m_queries[i] - pivot(I)); }
   Index key_distance(Index I, Index j) const { return std::abs(m_keys[j] - (pivot(I) + m_tail->edge)); }
-  /// Between the pivots of two tiles; 0 if one of them does not exist.
+  /// The distance between the pivots of two tiles; 0 if one of the tiles does not exist.
   Index distance(Index I, Index J) const {
     if (std::min(I, J) < 0 || std::max(I, J) >= tiles()) return 0;
     return std::abs(pivot(I) - pivot(J));
@@ -136,7 +137,7 @@ struct BandDecomposition {
       if (c[lag] != constant) constant = T(0);
   }
 
-  /// The band, for tiles of queries: each tile has the keys that are in neither of its tails.
+  /// The weights of the band, for tiles of queries: a tile gets the keys that it has in neither of the tails.
   ToeplitzWeights<T> band_weights(const Factors<T>& x) const { return {x, table, band}; }
 
   LagWeightsView<T> table;  // of all lags that the slots can reach

@@ -32,16 +32,16 @@ struct Windows {
 ///     S_I = exp(slope d_I) S_{I-1} + X_I      from the first tile on,   or
 ///     S_I = exp(slope d_I) S_{I+1} + X_I      from the last one on,
 ///
-/// one window of tiles at a time, from the first window on. Sums from the last tile on are computed by a pass from the
-/// last tile, not as a difference, which would cancel. So with several windows each X_I but those of the first window
-/// is computed twice. The sums are Kahan-compensated (1965), so that errors do not grow with the number of tiles.
-/// Memory O(rows cols (tiles of a window + windows)).
+/// with distances d_I >= 0, one window of tiles at a time, from the first window on. Sums from the last tile on are
+/// computed by a pass from the last tile, not as a difference, which would cancel. So with several windows each X_I but
+/// those of the first window is computed twice. The sums are Kahan-compensated (1965), so that errors do not grow with
+/// the number of tiles. Memory O(rows cols (tiles of a window + windows)).
 template <Real T>
 class CompensatedScan {
  public:
   enum class From { first, last };
 
-  /// Its memory is in the workspace.
+  /// The memory of the sums is in the workspace.
   CompensatedScan(From from, const Windows& windows, Index rows, Index cols, double slope, Workspace& workspace)
       : m_from(from),
         m_windows(windows),
@@ -104,8 +104,8 @@ class CompensatedScan {
     });
   }
 
-  /// S_I (rows,cols) of the tiles of the window, and of the tile before them in the order of the sum; zeros if there is
-  /// none.
+  /// S_I (rows,cols), where I is a tile of the window of the last fill(), or the tile before this window in the order
+  /// of the sum. S_I is zeros if there is no such tile.
   MatrixMap<T> at(Index I) const { return MatrixMap<T>(sum(I), m_rows, m_cols); }
 
  private:
@@ -114,21 +114,21 @@ class CompensatedScan {
 
   T* sum(Index I) const { return m_sums + (I - m_begin + (m_from == From::first ? 1 : 0)) * m_stride; }
 
-  // (2,m_stride)  the sum of the next window, and its compensation
+  // (2,m_stride)  the sum of the tile directly after this window, and its compensation
   T* carry(Index window) const { return m_carries + window * 2 * m_stride; }
 
   From m_from;
   Windows m_windows;
   Index m_rows, m_cols, m_stride;
   double m_slope;
-  Index m_begin = 0;   // of the window
+  Index m_begin = 0;   // the first tile of the window of the last fill()
   T* m_sums;           // (tiles of a window + 1,m_stride)
   Decay<T>* m_decays;  // (tiles of a window): exp(slope d_I)
   T* m_compensation;   // (m_stride)  the compensation of the last sum
   T* m_carries;        // (windows,2,m_stride)
 };
 
-/// Rows i0..i0+rows-1 of X (n,r), row i times factor(i), in scratch memory.
+/// Returns rows i0..i0+rows-1 of X (n,r), with row i multiplied by factor(i), in scratch memory.
 template <Real T, class Factor>
 MatrixMap<T> scaled_rows(const MatrixView<T>& X, Index i0, Index rows, Workspace& scratch, Factor&& factor) {
   auto Z = scratch.matrix<T>(rows, X.cols());
@@ -136,7 +136,7 @@ MatrixMap<T> scaled_rows(const MatrixView<T>& X, Index i0, Index rows, Workspace
   return Z;
 }
 
-/// S (r,p) += P^T Q. If S has one more column than Q, as if Q had a last column of ones.
+/// S (r,p) += P^T Q. If S has one more column than Q, Q is taken to have a last column of ones.
 template <class M, class X, class Y>
 void add_outer(M&& S, const X& P, const Y& Q) {
   add_product(S.leftCols(Q.cols()), P.transpose(), Q);  // (r,p)
@@ -165,12 +165,14 @@ void sum_of_outer(const MatrixView<T>& P, const MatrixView<T>& Q, MatrixMap<T> S
   for (Index part = 0; part < parts; ++part) S += sums.middleRows(part * r, r);
 }
 
-/// The sums over a tail that a tile of queries needs, in contract() those of keys, in gradients() both: one matrix
-/// (r,p) a tile, which may have one more column for a column of ones,
+/// The sums over a tail that each tile of queries needs: sums of keys in contract(), sums of keys and of queries in
+/// gradients(). The sum of tile I is one matrix S_I (r,p), with one more column if Q has a column of ones added,
 ///
-///     of keys      S_I = sum of exp(slope |t_j - (pivot_I + edge)|) P_j^T Q_j     over the tail's keys j of tile I
+///     of keys      S_I = sum of exp(slope |t_j - (pivot_I + edge)|) P_j^T Q_j     over the keys j of tile I
 ///     of queries   S_I = sum of exp(slope |s_i - pivot_J|) exp(slope |pivot_J - pivot_I|) P_i^T Q_i
-///                  over the tiles J whose tails contain the keys of tile I, and over the queries i of J
+///                  over the tiles J that have all keys of tile I, and over the queries i of J
+///
+/// Query i is in slot s_i and key j in slot t_j. The pivots and the keys of a tile are those of TailTiles.
 template <Real T>
 class TailStates {
  public:
@@ -193,7 +195,8 @@ class TailStates {
   /// Computes the sums of the tiles of a window; to be called for one window after the other.
   void fill(Index window, const Team& team) { m_sums.fill(window, team, adder(), distances()); }
 
-  /// S_I (r,p + ones) of the tiles of the window, and of the tile before them in the order of the sum.
+  /// S_I (r,p + ones), where I is a tile of the window of the last fill(), or the tile before this window in the order
+  /// of the sum.
   MatrixMap<T> at(Index I) const { return m_sums.at(I); }
 
  private:

@@ -15,14 +15,14 @@
 
 namespace nprf::toeplitz {
 
-/// The gradients of BlockCausalEngine's product: the share of the blocks below the diagonal.
+/// What the blocks below the diagonal add to the gradients of BlockCausalEngine's product.
 template <Real T>
 class BlockCausalBackward {
  public:
   explicit BlockCausalBackward(const CausalLevels<T>& levels) : m_levels(levels) {}
 
   /// Adds the gradients for G = dL/dY and the sums of `sizes`. The factors, G, the gradients and the sizes have one row
-  /// for each place; `first` is the lag of dc[0] and of the first sum of the lags.
+  /// for each place; `first` is the lag of dc[0] and of sizes.lags[0].
   void add(const Factors<T>& x, const MatrixView<T>& G, const RunningKeyMax<T>& key_max, GradientRefs<T> out,
            const GradientSizes<T>& sizes, Index first, const Team& team) const {
     SignalBackward<T> backward(x, G, sizes, m_levels.axis().length(), m_levels.numbers(), team);
@@ -57,7 +57,8 @@ class BlockCausalBackward {
   using Z = fft::ComplexLanes<T>;
   using Lanes = fft::Lanes<T>;
 
-  // targets begin..end-1 of a group, whose sources have log-scales near enough to one
+  // Targets begin..end-1 of a group. No log-scale of their sources exceeds `log_scale` so far that factors could
+  // overflow
   struct Range {
     Index begin, end;
     double log_scale;
@@ -65,7 +66,7 @@ class BlockCausalBackward {
 
   template <class Use>
   void for_each_range(const BlockGroup& group, const RunningKeyMax<T>& key_max, Use&& use) const {
-    constexpr double most = sizeof(T) == 4 ? 14 : 110;  // e^most squared, and more, is far from overflow
+    constexpr double most = sizeof(T) == 4 ? 14 : 110;  // e^(2 most), and more, is far from overflow
     const Index S = m_levels[group.level].size;
     const auto before = [&](Index s) { return key_max.largest(group.first + s * S, S); };
     double largest = before(0);
@@ -79,8 +80,8 @@ class BlockCausalBackward {
     }
   }
 
-  // the signals of a group, the factors of its targets (rows) and sources (keys) from the log-scales, and a feature's
-  // entries of A and B times these factors
+  // z: the signals of a group. rows, keys: the factors of its targets and of its sources that come from the log-scales.
+  // a, b: a feature's entries of A and B times these factors
   struct Scratch {
     Scratch(const Levels& levels, Workspace& workspace) {
       const Index n = levels.group_length();
@@ -115,10 +116,11 @@ class BlockCausalBackward {
 
     Z* z;
     T *a, *b, *rows, *keys;
-    Index targets = 0;  // places of targets
+    Index targets = 0;  // the number of places of targets
   };
 
-  // the signals are x of the sources, then w of the targets
+  // adds the gradients' terms of a group, a feature and columns as lanes. The first `count` signals are x of the
+  // sources, the others are w of the targets
   void add_gradients(const BlockGroup& group, const GroupSignals<T>& x, const Scratch& with) const {
     const auto& level = m_levels[group.level];
     const Index S = level.size, count = group.count, targets = with.targets;
@@ -149,13 +151,13 @@ class BlockCausalBackward {
         });
   }
 
-  // the share of one column and features as lanes
+  // adds the gradients' terms of a group and one column, with features as lanes
   void add_gradients(const BlockGroup& group, const ColumnSignals<T>& x, const Scratch& with) const {
     const auto& level = m_levels[group.level];
     const Index S = level.size, count = group.count;
     const Index sources = std::min(count * S, m_levels.axis().keys.end - group.first);
-    // the rows that signal s is made of, or that its result belongs to: from `first` on, up to `end`, counted from
-    // `place`
+    // the rows that signal s is made of, or that its result belongs to: those from `first` on, and before `end`. Both
+    // are counted from the place `place`
     struct Part {
       bool target;
       Index first, end, place;

@@ -14,10 +14,10 @@
 namespace nprf::toeplitz {
 
 /// The diagonal blocks, which CausalLevels leaves out, as dense products: strips of 32 queries times the keys of their
-/// block up to the end of the strip. O(n 128 (r + p)).
+/// block up to the end of the strip. Time O(n 128 (r + p)).
 ///
-/// No bit of a row depends on later keys. Their weights are zero, and zero times a finite number adds nothing;
-/// non-finite values are replaced by zeros in the rows before them.
+/// No bit of a row depends on later keys. Later keys have weight zero, and zero times a finite number adds nothing. For
+/// rows before a key with non-finite values, these values are replaced by zeros.
 template <Real T>
 class DiagonalBlocks {
  public:
@@ -29,7 +29,8 @@ class DiagonalBlocks {
     m_weights = weights;
   }
 
-  /// Y has one row for each slot of the queries; the factors have one for each place (levels.hpp).
+  /// Writes the product of the diagonal blocks to Y, which has one row for each slot of the queries. The factors have
+  /// one row for each place (levels.hpp).
   void contract(const Factors<T>& x, const RunningKeyMax<T>& key_max, MatrixRef<T> Y, const Team& team) const {
     team.run((m_axis.queries.end + strip - 1) / strip, [&](Index task, Workspace& scratch) {
       const Index first = task * strip, end = std::min(first + strip, m_axis.queries.end);
@@ -57,7 +58,7 @@ class DiagonalBlocks {
                      const GradientSizes<T>& sizes, Index first, const Team& team) const {
     const Index blocks = (m_axis.queries.end + block - 1) / block;
     const Workspace::Scope scope(team.workspace());
-    // the shares of each block, by distance
+    // what each block adds to dc and to the sums of lags, by distance
     auto dc = team.workspace().matrix<T>(blocks, block), size_of_lags = team.workspace().matrix<T>(blocks, block);
     team.run(blocks, [&](Index k, Workspace& scratch) {
       dc.row(k).setZero();
@@ -106,7 +107,7 @@ class DiagonalBlocks {
     }
   }
 
-  // row i and key j by e^(e_j - M_i), where M_i is the largest log-scale up to the row
+  // multiplies S(i,j) by e^(e_j - M_i), where M_i is the largest log-scale of the keys up to row i
   template <class M>
   static void multiply_by_key_scales(M& S, Index i0, Index j0, const RunningKeyMax<T>& key_max, Workspace& scratch) {
     const double* e = key_max.log_scales();
@@ -115,7 +116,7 @@ class DiagonalBlocks {
     auto factors = scratch.vector<T>(S.cols());
     double largest = key_max.before(j0);
     for (Index i = 0, valid = 0; i < S.rows(); ++i) {  // the first `valid` factors are relative to `largest`
-      const Index keys = std::clamp<Index>(i0 + i + 1 - j0, 0, S.cols());  // that the row attends to
+      const Index keys = std::clamp<Index>(i0 + i + 1 - j0, 0, S.cols());  // the number that row i attends to
       if (keys == 0) continue;
       const double running = std::max(largest, *std::max_element(e + j0, e + j0 + keys));
       if (running != largest) valid = 0;

@@ -24,13 +24,13 @@ namespace nprf::toeplitz {
 /// Y = ((A B^T) o C) U for one-sided weights: the blocks on the diagonal as dense products, those below it by FFTs,
 /// each of its own length (block_causal/levels.hpp).
 ///
-/// The rounding errors of an FFT are relative to its largest row. Here these are the rows of the same block and of the
-/// blocks before it, so that no key or value after a row changes a bit of the row, not even infinity or NaN. Signals,
-/// lanes and left-over columns are as in FftEngine. Supports key log-scales (factors.hpp).
+/// The rounding errors of an FFT are relative to its largest row. Here this is the largest row of the same block and of
+/// the blocks before it, so that no key or value after a row changes a bit of the row, not even infinity or NaN.
+/// Signals, lanes and left-over columns are as in FftEngine. Supports key log-scales (factors.hpp).
 ///
 /// Time O(r p n log^2 n), one of the two logarithms to a base of 8 to 32, and O(n 128 (r + p)) on the diagonal;
-/// workspace O(n (16 + lane_count a thread)), for gradients O(n (r + p)). Weights on both sides are supported, at up to
-/// twice the length. Threads share out groups of columns, and strips of the diagonal.
+/// workspace O(n (16 + lane_count * threads)), for gradients O(n (r + p)). Weights on both sides are supported,
+/// on an axis of up to twice the length. Threads share out groups of columns, and strips of the diagonal.
 template <Real T>
 class BlockCausalEngine {
  public:
@@ -39,8 +39,8 @@ class BlockCausalEngine {
   static constexpr bool accepts_key_log_scales = true, is_automatic = true;
   static Engine name_for(const LagWeightsView<T>&) { return names[0]; }
 
-  /// n 64 (r + p + cut weight) + causal_operation operations signals, for n places and
-  /// CausalLevels::operations.
+  /// n * 64 * (r + p + cut_weight_cost) + CausalLevels::operations(n) * signals * causal_operation, for n places and
+  /// the number of signals that signals() counts.
   static double cost(const CostInputs<T>& x) {
     if (x.tokens.empty()) return 0;
     constexpr double left_over = 2.5, operation = cost_factors.causal_operation;
@@ -58,8 +58,8 @@ class BlockCausalEngine {
         m_levels(lags, m_axis, team),
         m_diagonal(lags, m_axis, team) {}
 
-  /// Y (n_q,p) = ((A B^T) o C) U, with the factors of key log-scales as in factors.hpp; sums (n_q), unless it is null,
-  /// the same for a column of ones.
+  /// Writes Y (n_q,p) = ((A B^T) o C) U, with key log-scales as in factors.hpp. If sums is not null, also writes
+  /// sums (n_q) = ((A B^T) o C) 1, with the same log-scales.
   void contract(const Factors<T>& x, MatrixRef<T> Y, const Team& team, T* sums = nullptr) const {
     if (sums) return contract_with_ones(*this, x, Y, team, sums);
     Workspace& workspace = team.workspace();
@@ -72,15 +72,15 @@ class BlockCausalEngine {
     from_slots(all, x.queries.slots, Y, team);
   }
 
-  /// Bounds of the rounding errors of contract(), which later keys do not change; sizes (n_k) are the largest |U_j.| of
-  /// each key.
+  /// Writes to `out` bounds of the rounding errors of contract(). Later keys do not change them. sizes[j] (n_k) is the
+  /// largest |U_jp| of key j.
   void row_error_bounds(const Factors<T>& x, const T* sizes, RowErrorBounds out, const Team& team) const {
     const Workspace::Scope scope(team.workspace());
     const RunningKeyMax<T> key_max(x, m_levels, team);
     BlockCausalErrorBound<T>(m_levels, key_max, x, sizes, team).rows(out, team);
   }
 
-  /// Bounds of the rounding errors of gradients().
+  /// Writes to `out` bounds of the rounding errors of gradients().
   void gradient_error_bounds(const Factors<T>& x, const GradientScales<T>& of, GradientErrorBounds out,
                              const Team& team) const {
     const Workspace::Scope scope(team.workspace());
@@ -88,8 +88,8 @@ class BlockCausalEngine {
     BlockCausalBackwardErrorBound<T>(m_levels, key_max, x, of, team).find(out, m_n_q, team);
   }
 
-  /// The gradients for G (n_q,p) = dL/dY with constant log-scales, and the sums of `sizes`; out.dc may be empty. Later
-  /// rows may change bits of earlier ones.
+  /// Writes to `out` the gradients for G (n_q,p) = dL/dY, with the log-scales as constants, and the sums of `sizes`.
+  /// out.dc may be empty. Here later rows may change bits of the gradients of earlier rows.
   void gradients(const Factors<T>& x, const MatrixView<T>& G, GradientRefs<T> out, const GradientSizes<T>& sizes,
                  const Team& team) const {
     Workspace& workspace = team.workspace();
@@ -120,7 +120,7 @@ class BlockCausalEngine {
   using Z = fft::ComplexLanes<T>;
   using Lanes = fft::Lanes<T>;
   static constexpr Index W = fft::lane_count<T>;
-  static constexpr Index feature_block = 16;  // features whose columns are laid out together
+  static constexpr Index feature_block = 16;  // the number of features whose columns are laid out together
 
   // one row for each place
   static SlotRows rows(const CausalAxis::Side& side) { return {side.end, side.first}; }
@@ -174,7 +174,7 @@ class BlockCausalEngine {
     SourceScales<T> scales;
   };
 
-  // calls use(run) for runs that are as long as their scales fit; largest(k) is the BlockMaxima of source block k
+  // calls use(run) for runs that continue while their scales fit; largest(k) is the BlockMaxima of source block k
   template <class Find, class Use>
   void for_each_run(const BlockGroup& group, Find&& largest, Use&& use) const {
     const Index k0 = group.first / m_levels[group.level].size;
@@ -190,7 +190,7 @@ class BlockCausalEngine {
     }
   }
 
-  // the signals of a group, and a feature's entries of B and A scaled for a run, those of A twisted
+  // z: the signals of a group. b, a: a feature's entries of B and A, scaled for a run; those of A are twisted, too
   struct Scratch {
     Scratch(const Levels& levels, Workspace& workspace) {
       const Index n = levels.group_length();
@@ -246,7 +246,8 @@ class BlockCausalEngine {
         });
   }
 
-  // W features as lanes, one column of U, scaled for a run, and that of Y: by place
+  // a, b: W features as lanes. u: one column of U, scaled for a run. y: the same column of Y. All have one row for each
+  // place
   struct ColumnRows {
     FeatureLanes<T> a, b;
     const T* u;

@@ -16,9 +16,9 @@
 
 namespace nprf::toeplitz {
 
-/// The norms of the signals of each block of a level, relative to e^log_scale of the block.
+/// The norms of the signals of each block of a level, relative to e^log_scales[k] for block k.
 struct BlockNorms {
-  /// For all levels and r features, of no signal yet.
+  /// Returns an array with the norms of each level, for r features. No signal has been added to them yet.
   template <Real T>
   static BlockNorms* of_levels(const CausalLevels<T>& levels, Index r, Workspace& workspace) {
     auto* all = workspace.take<BlockNorms>(levels.count());
@@ -30,8 +30,8 @@ struct BlockNorms {
     return all;
   }
 
-  /// Adds to block k of the first level the rows of X (n,r) whose places are in it, each times the factor of its place,
-  /// with its size. Slot s has place first + s. O(128 r).
+  /// Adds to block k of the first level the rows j of X (n,r) whose places are in this block, each multiplied by the
+  /// factor of its place, and with sizes[j]. Slot s has place first + s. O(128 r).
   template <Real T>
   void measure(Index k, const MatrixView<T>& X, const Slots& slots, Index first, const T* factors,
                const T* sizes) const {
@@ -47,17 +47,18 @@ struct BlockNorms {
   SignalNorms* norms;
 };
 
-/// The error bound of the block-causal engine (fft/error_bound.hpp): the sum over the levels of that of the sources
-/// before the block of a row in their group,
+/// The error bound of the block-causal engine (fft/error_bound.hpp). At each level, the block of row i gets the
+/// products of the sources s before it in its group, with the bound
 ///
 ///     bound_i = eps sum_r |A_ir| sum_s (sqrt(log2 N / N) (|g_s|_2 |x_sr|_2 + |T(g_s) x_sr|_2) + 3/2 |T(g_s) x_sr|_max)
 ///
-/// with the weights g_s from source s to the block of the row, and the bound of the underflow. No later key is in it.
-/// O(n r) time and O(n r / 128) memory a level.
+/// for the weights g_s from source s to the block of the row, the signal x_sr of source s and feature r, and N twice
+/// the size of a block. The bounds of all levels are added, and a bound of the underflow. The sum does not depend on
+/// later keys. O(n r) time and O(n r / 128) memory for each level.
 template <Real T>
 class BlockCausalErrorBound {
  public:
-  /// For keys whose largest |U_j.| are sizes (n_k).
+  /// sizes[j] (n_k) is the largest |U_jp| of key j.
   BlockCausalErrorBound(const CausalLevels<T>& levels, const RunningKeyMax<T>& key_max, const Factors<T>& x,
                         const T* sizes, const Team& team)
       : m_levels(levels),
@@ -78,7 +79,7 @@ class BlockCausalErrorBound {
     }
   }
 
-  /// Into out (n_q).
+  /// Writes the bounds of all rows to out (n_q).
   void rows(RowErrorBounds out, const Team& team) const {
     const auto& side = m_levels.axis().queries;
     team.run((side.end + block - 1) / block, [&](Index tile, Workspace& scratch) {
@@ -93,8 +94,8 @@ class BlockCausalErrorBound {
  private:
   static constexpr Index block = CausalLevels<T>::block;
 
-  // calls use(norms, factor, block) for up to `count` blocks from the first on; sets the largest log-scale, which the
-  // factors are relative to
+  // Calls use(norms, factor, block) for up to `count` blocks from `first` on. Sets log_scale to the largest log-scale
+  // of these blocks. `factor` is e^(the block's log-scale - log_scale)
   template <class Use>
   static void for_each(const BlockNorms& blocks, Index first, Index count, double& log_scale, Use&& use) {
     const Index end = std::min(first + count, blocks.count);
@@ -102,7 +103,7 @@ class BlockCausalErrorBound {
     for (Index k = first; k < end; ++k) use(blocks.norms[k], ratio(blocks.log_scales[k], log_scale), k);
   }
 
-  // adds the share of a level to the queries i0..end-1, which are in the block of 128 at a place
+  // adds the bounds of level `of` to those of queries i0..end-1, which are in the block of 128 that begins at `place`
   void add(Index of, Index place, Index i0, Index end, RowErrorBounds out, Workspace& scratch) const {
     const auto& level = m_levels[of];
     const Index target = place / level.size, first = target / level.group * level.group, r = m_x.B.cols();
@@ -135,12 +136,13 @@ class BlockCausalErrorBound {
   const CausalLevels<T>& m_levels;
   const RunningKeyMax<T>& m_key_max;
   const Factors<T>& m_x;
-  BlockNorms* m_blocks;  // (levels)  of the rows of B
+  BlockNorms* m_blocks;  // (levels)  the norms for the rows of B
 };
 
-/// The error bound of the gradients of the block-causal engine (fft/backward_error_bound.hpp): for a key the sum over
-/// the levels of that of the targets after its block in their group, and for a lag that of the pairs of blocks at its
-/// offsets. O(n r) time and O(n r / 128) memory a level.
+/// The error bound of the gradients of the block-causal engine (fft/error_bound.hpp). The bound of a key is the sum
+/// over the levels of the bounds for the targets after the key's block in its group. The bound of a lag is the sum over
+/// the levels of the bounds for the pairs of blocks at whose offset the lag occurs. O(n r) time and O(n r / 128) memory
+/// for each level.
 template <Real T>
 class BlockCausalBackwardErrorBound {
  public:
@@ -166,7 +168,7 @@ class BlockCausalBackwardErrorBound {
     }
   }
 
-  /// Writes the bounds to out, that of lag l at l + n_q - 1.
+  /// Writes the bounds to out. The bound of lag l is at index l + n_q - 1.
   void find(GradientErrorBounds out, Index n_q, const Team& team) const {
     const auto& side = m_levels.axis().keys;
     std::fill_n(out.keys, m_x.B.rows(), 0.0);
@@ -195,7 +197,7 @@ class BlockCausalBackwardErrorBound {
     }
   }
 
-  // adds the share of a level to the keys of the block of 128 at a place
+  // adds the bounds of level `of` to those of the keys in the block of 128 that begins at `place`
   void add_keys(Index of, Index place, GradientErrorBounds out, Workspace& scratch) const {
     const auto& level = m_levels[of];
     const Index source = place / level.size, r = m_x.B.cols(), first = m_levels.axis().keys.first;
@@ -216,7 +218,7 @@ class BlockCausalBackwardErrorBound {
     }
   }
 
-  // adds the share of a level to the lags at its offsets
+  // adds the bounds of level `of` to those of the lags that occur at its offsets
   void add_lags(Index of, GradientErrorBounds out, Index n_q) const {
     const auto& level = m_levels[of];
     const auto& axis = m_levels.axis();
@@ -246,7 +248,7 @@ class BlockCausalBackwardErrorBound {
   const RunningKeyMax<T>& m_key_max;
   const Factors<T>& m_x;
   const T* m_lag_sums;
-  BlockNorms *m_w, *m_b;  // (levels)  of targets, times e^(before(block) - M_i), and of sources
+  BlockNorms *m_w, *m_b;  // (levels)  the norms of targets, times e^(before(block) - M_i), and those of sources
 };
 
 }  // namespace nprf::toeplitz

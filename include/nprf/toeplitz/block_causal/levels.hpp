@@ -31,7 +31,7 @@ struct CausalAxis {
     bool meets(Index begin, Index count) const { return first < begin + count && begin < end; }
   };
 
-  /// For the support of some weights.
+  /// `support` are the lags from the first to the last non-zero weight.
   CausalAxis(const LagRange& support, const ProductShape& span)
       : lags{std::max(support.first, 1 - span.n_q), std::min(support.last, span.n_k - 1)},
         queries{ahead(lags.last), ahead(lags.last) + span.n_q},
@@ -62,14 +62,15 @@ struct CausalAxis {
 ///     2 2 2 1 D . . . .
 ///     2 2 2 1 1 D . . .     (drawn for groups of 3; the cheapest have 4 to 32 blocks)
 ///
-/// Blocks of size S at offset D, block of queries minus block of keys, have the weights of distances
-/// D S - S + 1 .. D S + S - 1: a product modulo z^2S + 1 (polynomial_tree.hpp). A group needs one transform for each
-/// block of keys and of queries. In the transformed values, block I of queries is
+/// The offset D of two blocks of size S is the number of the block of queries minus that of the block of keys. Their
+/// weights are those of distances D S - S + 1 .. D S + S - 1, and their product is one modulo z^2S + 1
+/// (polynomial_tree.hpp). A group needs one transform for each block of keys and of queries. In the transformed values,
+/// block I of queries is
 ///
 ///     Y_I = sum over J < I of g_(I-J) X_J
 ///
-/// A block of keys only contributes to later blocks of queries. The tables are in the team's workspace; threads share
-/// them.
+/// with the values X_J of block J of keys, and g_D of the weights at offset D. A block of keys only contributes to
+/// later blocks of queries. The tables are in the team's workspace; threads share them.
 template <Real T>
 class CausalLevels {
  public:
@@ -81,13 +82,13 @@ class CausalLevels {
   struct Level {
     Index size;     // S
     Index group;    // the number of blocks in a group
-    Index offsets;  // 1..offsets; the weights of larger offsets are zero
+    Index offsets;  // the largest offset in use; the weights of larger offsets are zero
     std::shared_ptr<const Tree> tree;
     const T* spectra;       // (S/8,offsets,8) of g_D / S, real and imaginary parts
-    const NormSums* norms;  // (offsets)
-    Index before;           // the size of the spectra of the levels before it
+    const NormSums* norms;  // (offsets)  those of the weights at offset D, at D - 1
+    Index before;           // how many numbers the spectra of all levels before this one have
 
-    /// The index of the first number of a leaf.
+    /// The index in `spectra` of the first number of leaf k.
     Index at_leaf(Index k) const { return k * offsets * 16; }
     Index end() const { return before + 2 * size * offsets; }
   };
@@ -136,7 +137,7 @@ class CausalLevels {
   /// The cost of the transforms and products of two signals over n places, relative to one product of spectral values.
   static double operations(Index n) { return plan(n, block).cost; }
 
-  /// The size of all spectra.
+  /// How many numbers the spectra of all levels have.
   Index numbers() const { return m_count == 0 ? 0 : levels().back().end(); }
 
   /// Calls use(group) for each group that has queries after keys.
@@ -154,7 +155,8 @@ class CausalLevels {
     }
   }
 
-  /// At a leaf: the values of the sources become those of the targets, z_s <- sum over t <= s of g_(s-t+1) z_t.
+  /// At leaf k, replaces the values z of `count` sources by those of the targets,
+  /// z_s <- sum over t <= s of g_(s-t+1) z_t.
   void multiply(const Level& level, Index k, Index count, Z (*z)[8]) const {
     const T* g = level.spectra + level.at_leaf(k);
     // Two targets at a time, which share g; the last first, so that no source is overwritten before its last use
@@ -196,7 +198,7 @@ class CausalLevels {
       }
   }
 
-  /// Adds, for each offset D, the sum over targets t and lanes of conj(w_t) x_(t-D+1) to the correlations. They have
+  /// Adds, for each offset D, the sum over targets t and lanes of conj(w_t) x_(t-D+1) to the correlations. These have
   /// the layout of the spectra, except that eight real parts come before eight imaginary parts.
   void correlate(const Level& level, Index k, Index count, const Z (*x)[8], const Z (*w)[8], T* correlations) const {
     for (Index D = 0; D < std::min(count, level.offsets); ++D) {
@@ -245,8 +247,9 @@ class CausalLevels {
     return best;
   }
 
-  // Y_I is the product of X_J and h modulo z^2S + 1, with h[d] the weight of distance D S + d, and minus that of d < 0
-  // at h[2S + d]; offsets as lanes
+  // Writes the spectra of the offsets D0 + 1, D0 + 2, ..., which are lanes. At offset D, block J of keys adds to block
+  // I of queries the product of X_J and h modulo z^2S + 1. With c_d the weight of distance D S + d,
+  //     h[d] = c_d for d >= 0    h[2S + d] = -c_d for d < 0
   void write_spectra(LagWeightsView<T> c, const Level& level, Index D0, T* spectra, Workspace& scratch) const {
     const Index S = level.size, width = std::min(W, level.offsets - D0);
     const T scale = 1 / static_cast<T>(S);
@@ -270,7 +273,9 @@ class CausalLevels {
       }
   }
 
-  // w_i x_j has distance D S - (j - i). It is in coefficient j - i, or with the opposite sign in j - i + 2S
+  // For the offsets D0 + 1, D0 + 2, ..., which are lanes. At offset D, the product w_i x_j of place i in the target and
+  // place j in the source has the distance D S - (j - i). It is in coefficient j - i, or, if j < i, with the
+  // opposite sign in coefficient j - i + 2S
   void add_lag_gradient(const Level& level, Index D0, const T* correlations, Index first, T* dc, Z* z) const {
     const Index S = level.size, width = std::min(W, level.offsets - D0);
     const T scale = 1 / static_cast<T>(S);

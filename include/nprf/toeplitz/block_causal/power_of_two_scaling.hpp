@@ -14,8 +14,9 @@
 
 namespace nprf::toeplitz {
 
-/// The largest |B| and |U| in some source blocks, B relative to e^log_scale. The lanes are columns of U with one
-/// feature, the same in all lanes, or features with one column.
+/// The largest |B_jr| (b) and |U_jp| (u) in some source blocks, where b is relative to e^log_scale. Either the lanes of
+/// u are columns and all lanes of b have one feature, or the lanes of b are features and all lanes of u have one
+/// column.
 template <Real T>
 struct BlockMaxima {
   using Lanes = fft::Lanes<T>;
@@ -38,9 +39,9 @@ struct BlockMaxima {
 
 /// The power-of-two scales and the log-scale that a run of targets shares.
 ///
-/// The scales of a target may only depend on its sources. Otherwise later keys could change bits of it: multiplying by
-/// a power of two is exact, unless the result is subnormal. A run begins with the scales of the sources so far, and it
-/// continues while no source is so large relative to them that products might overflow.
+/// The scales of a target may only depend on its sources. Otherwise later keys could change bits of the target, because
+/// multiplying by a power of two is not exact if the result is subnormal. A run begins with the scales of the sources
+/// so far, and continues while no source is so large relative to these scales that products might overflow.
 template <Real T>
 struct SourceScales {
   using Lanes = fft::Lanes<T>;
@@ -52,7 +53,7 @@ struct SourceScales {
     }
   }
 
-  /// Whether these scales can be used for some sources.
+  /// Whether these scales can be used for sources with the maxima `sources`.
   bool fit(const BlockMaxima<T>& sources) const {
     const T grown = static_cast<T>(ratio(sources.log_scale, log_scale));
     bool all = grown <= most_growth;
@@ -66,7 +67,7 @@ struct SourceScales {
  private:
   static constexpr T most_growth = static_cast<T>(sizeof(T) == 4 ? 0x1p20 : 0x1p160);
 
-  // at most most_growth times the scale; a column of zeros must remain zeros
+  // whether `largest` is at most most_growth times the scale. The scale infinity of a column of zeros only fits zeros
   static bool fits(T largest, T scale) { return std::isfinite(scale) ? largest <= most_growth * scale : largest == 0; }
 };
 
@@ -76,7 +77,7 @@ class LevelMaxima {
  public:
   using Lanes = fft::Lanes<T>;
 
-  /// Of B and U, with one row for each place.
+  /// B and U have one row for each place.
   LevelMaxima(const MatrixView<T>& B, const MatrixView<T>& U, const RunningKeyMax<T>& key_max,
               const CausalLevels<T>& levels, const Team& team)
       : m_r(B.cols()), m_p(U.cols()), m_levels(team.workspace().take<Of>(levels.count())) {
@@ -93,12 +94,12 @@ class LevelMaxima {
     }
   }
 
-  /// Of source block k: feature r, and `width` columns from p on.
+  /// The maxima of source block k for feature r and the `width` columns from p on, which are lanes.
   BlockMaxima<T> feature(Index level, Index k, Index r, Index p, Index width) const {
     const Of& of = m_levels[level];
     return {of.log_scales[k], Lanes{} + of.b[k * m_r + r], fft::load_lanes(of.u + k * m_p + p, width)};
   }
-  /// Of source block k: features as lanes, and one column.
+  /// The maxima of source block k for column p and some features, which are lanes.
   BlockMaxima<T> column(Index level, Index k, const FeatureLanes<T>& features, Index p) const {
     const Of& of = m_levels[level];
     return {of.log_scales[k], features.load(of.b + k * m_r), Lanes{} + of.u[k * m_p + p]};
@@ -107,7 +108,7 @@ class LevelMaxima {
  private:
   static constexpr Index block = CausalLevels<T>::block;
 
-  // the blocks of a level
+  // the maxima of the blocks of a level
   struct Of {
     Index blocks;
     double* log_scales;  // (blocks)
@@ -118,7 +119,7 @@ class LevelMaxima {
     return {blocks, workspace.take<double>(blocks), workspace.take<T>(blocks * m_r), workspace.take<T>(blocks * m_p)};
   }
 
-  // largest <- max(largest, |row| factor), ignoring NaN
+  // largest <- max(largest, |row| * factor), ignoring NaN
   static void include(T* largest, const T* row, T factor, Index n) {
     for (Index c = 0; c < n; ++c) {
       const T x = std::abs(row[c]) * factor;

@@ -17,9 +17,10 @@ inline double ratio(double log_scale, double reference) {
   return log_scale == reference ? 1 : std::exp(log_scale - reference);
 }
 
-/// The key log-scales e_j (factors.hpp) by place (levels.hpp), as factors that cannot overflow and that no later key
-/// changes: the factor of a key is relative to the largest log-scale in its block of 128, that of a row to the largest
-/// before its block of a level. Without log-scales all factors are 1. O(n) time and memory a level.
+/// The log-scales e_j of keys and M_i of rows (factors.hpp) by place (levels.hpp), as factors that cannot overflow and
+/// that no later key changes. The factor of a key is e^(e_j - m), with m the largest log-scale in its block of 128. The
+/// factor of a row is e^(m - M_i), with m the largest log-scale before its block of a level. Without log-scales all
+/// factors are 1. O(n) time and memory for each level.
 template <Real T>
 class RunningKeyMax {
  public:
@@ -65,10 +66,11 @@ class RunningKeyMax {
   /// The log-scales by place; null if there are none.
   const double* log_scales() const { return m_log_scales; }
 
-  /// The largest log-scale in a block of 128, and before the block that begins at a place.
+  /// largest: the largest log-scale in the k-th block of 128. before: the largest log-scale before the block of 128
+  /// that has the given place.
   double largest(Index k) const { return m_largest[k]; }
   double before(Index place) const { return m_before[place / block]; }
-  /// The largest in `count` places, whole blocks of 128, from a place on.
+  /// The largest log-scale in the `count` places from `place` on, which must be whole blocks of 128.
   double largest(Index place, Index count) const {
     return *std::max_element(m_largest + place / block, m_largest + (place + count) / block);
   }

@@ -19,8 +19,8 @@ namespace nprf::toeplitz {
 /// Y = ((A B^T) o C) U by tiles of the n_q x n_k matrix (tiled_product.hpp): rounding errors are per row for every
 /// bias. The fastest engine for short n.
 ///
-/// Time O(n_q n_k (r + p)), without the tiles outside the support of c; workspace O(n_q + n_k + r + p). Threads share
-/// out tiles of queries.
+/// Time O(n_q n_k (r + p)), where tiles outside the support of c are skipped; workspace O(n_q + n_k + r + p). Threads
+/// share out tiles of queries.
 template <Real T>
 class DirectEngine {
  public:
@@ -29,8 +29,9 @@ class DirectEngine {
   static constexpr bool accepts_key_log_scales = false, is_automatic = true;
   static Engine name_for(const LagWeightsView<T>&) { return names[0]; }
 
-  /// pairs (r + p + weight) of the lags in the support of c and 48 beyond. If slots are empty, weights are looked up
-  /// one by one, which costs more. A pair with a subnormal weight costs more too.
+  /// The sum of (r + p + weight_cost) over the pairs whose lags are in the support of c or at most 48 lags beyond it.
+  /// If slots are empty, weights are looked up one by one, which costs more. A pair with a subnormal weight costs more
+  /// too.
   static double cost(const CostInputs<T>& x) {
     constexpr Index beyond = 48;
     constexpr double looked_up_weight = 40, subnormal_pair = 256;
@@ -40,7 +41,7 @@ class DirectEngine {
     double subnormal = 0;
     for (Index lag = support.first; lag <= support.last; ++lag)
       if (is_subnormal(x.weights[lag])) subnormal += pairs({lag, lag});
-    // the share of the pairs of slots that have a query and a key
+    // the fraction of the pairs of slots that have both a query and a key
     const double filled = static_cast<double>(x.tokens.n_q) * static_cast<double>(x.tokens.n_k) /
                           pairs({-(x.span.n_q - 1), x.span.n_k - 1});
     const double r = static_cast<double>(x.tokens.r), p = static_cast<double>(x.tokens.p);
@@ -49,7 +50,7 @@ class DirectEngine {
                          (r + p + (has_gaps ? looked_up_weight : weight_cost)) +
                      subnormal * p * subnormal_pair);
   }
-  /// The cost with a weight for every lag, without empty slots.
+  /// The cost if all lags have weights and no slot is empty.
   static double dense_cost(const ProductShape& x) {
     return static_cast<double>(x.n_q) * static_cast<double>(x.n_k) * (static_cast<double>(x.r + x.p) + weight_cost);
   }
@@ -58,7 +59,7 @@ class DirectEngine {
   DirectEngine(LagWeightsView<T> lags, const ProductShape& span, const Team& team)
       : m_support(lags.support()), m_c(tabulate(lags, span, team.workspace())) {}
 
-  /// Y (n_q,p) = ((A B^T) o C) U; sums (n_q), unless it is null, the same for a column of ones.
+  /// Writes Y (n_q,p) = ((A B^T) o C) U. If sums is not null, also writes sums (n_q) = ((A B^T) o C) 1.
   void contract(const Factors<T>& x, MatrixRef<T> Y, const Team& team, T* sums = nullptr) const {
     const ToeplitzWeights<T> weights(x, m_c, m_support);
     TiledProduct<T>(x, weights).contract(Y, team, sums);
@@ -66,7 +67,7 @@ class DirectEngine {
 
   Index longest_plain_sum(Index n_k) const { return nprf::longest_plain_sum(n_k); }
 
-  /// The gradients for G (n_q,p) = dL/dY; out.dc may be empty.
+  /// Writes to `out` the gradients for G (n_q,p) = dL/dY; out.dc may be empty.
   void gradients(const Factors<T>& x, const MatrixView<T>& G, GradientRefs<T> out, const GradientSizes<T>&,
                  const Team& team) const {
     out.set_zero();

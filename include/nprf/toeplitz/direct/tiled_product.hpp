@@ -12,27 +12,27 @@
 
 namespace nprf::toeplitz {
 
-/// The pairs of a block of queries i..i+rows-1 and a run of keys j0..j0+count-1, padded to so many packs.
+/// The pairs of a block of queries i..i+rows-1 with a run of keys j0..j0+count-1, which is padded to `packs` packs.
 struct PairBlock {
   Index i, rows, j0, count, packs;
 };
 
-/// The weights of a block of pairs: for each query of a block, Block<T>::rows in all, those of the keys of a run.
+/// The weights of a block of pairs: Block<T>::rows rows, one for each query, with a weight for each key of a run.
 template <Real T>
 class WeightBlock {
  public:
-  /// For runs of at most `most` keys, padded to whole packs.
+  /// `most` is the largest number of keys in a run, with its padding to whole packs.
   WeightBlock(Index most, Workspace& scratch) : m_most(most), m_values(scratch.take<T>(Block<T>::rows * most)) {}
 
   const T* row(Index k) const { return m_rows[k]; }
 
-  /// Row k is in this memory, which it returns.
+  /// Makes row k refer to memory of this object. Returns it, so that the caller can write the row.
   T* own_row(Index k) {
     T* values = m_values + k * m_most;
     m_rows[k] = values;
     return values;
   }
-  /// Row k is where it was computed before.
+  /// Makes row k refer to weights that are stored elsewhere already.
   void refer(Index k, const T* values) { m_rows[k] = values; }
 
  private:
@@ -41,25 +41,27 @@ class WeightBlock {
   const T* m_rows[Block<T>::rows] = {};
 };
 
-/// The weights of pairs of queries and keys.
+/// The interface through which tiles get the weights of pairs of queries and keys.
 template <Real T>
 class TileWeights {
  public:
-  /// Sets the weights of a block: after its last query those of this query again, or zeros, and zeros after its last
-  /// key.
+  /// Sets the weights `c` of a block of pairs. Rows after its last query get the weights of the last query again, or
+  /// zeros. After its last key all rows get zeros.
   virtual void set(const PairBlock& of, WeightBlock<T>& c) const = 0;
 
-  /// The keys of the tile of queries i0..i0+rows-1: all that have non-zero weights. The tile reads them in runs of
-  /// `run` keys.
+  /// Returns the keys of the tile of queries i0..i0+rows-1, a range that contains all keys with non-zero weights. The
+  /// tile reads them in runs of `run` keys.
   virtual RowRange keys(Index i0, Index rows, Index run) const = 0;
 
-  /// Where the chunks (long_sums.hpp) of a sum over keys begin, begin + 1, ... begin.
+  /// Returns the key from which the chunks (long_sums.hpp) of a sum over the keys begin, begin + 1, ... are counted.
   virtual Index chunk_origin(Index begin) const { return begin; }
 
-  /// For gradients, of weights that depend on the scores S (Block<T>::rows,stride) of a block: may change both.
+  /// Called for gradients, after set(). May change the scores S (Block<T>::rows,stride) of a block and its weights, if
+  /// the weights depend on the scores.
   virtual void replace_scores(const PairBlock&, T* /*S*/, Index /*stride*/, WeightBlock<T>&) const {}
 
-  /// May multiply the terms P o C (Block<T>::rows,stride) of the gradient of B, after those of the gradient of A.
+  /// Called for gradients, after P o C (Block<T>::rows,stride) has been used for the gradient of A. May multiply P o C
+  /// by factors before it is used for the gradient of B.
   virtual void multiply_by_factors(const PairBlock&, T* /*P*/, Index /*stride*/) const {}
 
  protected:
@@ -71,11 +73,11 @@ class TileWeights {
 template <Real T>
 class ForwardTile {
  public:
-  /// The largest number of queries, which share a copy of B^T, and of keys in a run.
+  /// The largest number of queries of a tile, which share a copy of B^T; and the largest number of keys in a run.
   static constexpr Index rows = 22 * Block<T>::rows, keys = run_keys;
   static_assert(keys % Pack<T>::size == 0);
 
-  /// For these queries.
+  /// For a tile of at most `rows` queries.
   ForwardTile(const Factors<T>& x, const TileWeights<T>& weights, RowRange queries, Workspace& scratch)
       : m_x(x),
         m_weights(weights),
@@ -88,7 +90,8 @@ class ForwardTile {
     m_A.set(x.A.middleRows(queries.begin, queries.size()));
   }
 
-  /// Y (queries,p) += the terms of some keys; sums (queries) likewise for values of 1, unless it is null.
+  /// Adds the terms of the keys `of` to Y (queries,p). If sums (queries) is not null, adds to it the same terms with
+  /// values of 1.
   void add(RowRange of, MatrixRef<T> Y, T* sums) {
     for (Index j0 = of.begin; j0 < of.end; j0 += keys) add_run(j0, std::min(keys, of.end - j0), Y, sums);
   }
@@ -96,7 +99,7 @@ class ForwardTile {
  private:
   void add_run(Index j0, Index cols, MatrixRef<T>& Y, T* sums);
 
-  // whether the block can be skipped, as one above the diagonal of causal attention
+  // whether all weights of the block are 0, so that it can be skipped; as above the diagonal of causal attention
   bool all_zero(Index packs) const {
     for (Index k = 0; k < Block<T>::rows; ++k)
       if (std::any_of(m_c.row(k), m_c.row(k) + packs * Pack<T>::size, [](T c) { return c != T(0); })) return false;
@@ -151,11 +154,11 @@ struct PairRow {
 template <Real T>
 class BackwardTile {
  public:
-  /// The largest number of queries, and of keys in a run: their scores stay in the second-level cache.
+  /// The largest number of queries of a tile, and of keys in a run. Their scores stay in the second-level cache.
   static constexpr Index rows = 96, keys = 96;
   static_assert(rows % Block<T>::rows == 0 && keys % Block<T>::rows == 0 && keys % Pack<T>::size == 0);
 
-  /// What adds to the gradient of the weights, for each query and run of keys.
+  /// A function that is called for each query and run of keys, and adds to the gradient of the weights.
   using AddDc = FunctionRef<void(const PairRow<T>&)>;
 
   /// For G (n_q,p) = dL/dY.
@@ -173,14 +176,14 @@ class BackwardTile {
         m_P(scratch.take<T>(rows * keys)),
         m_sums(scratch.take<T>(keys)) {}
 
-  /// The queries of the next calls of add().
+  /// Sets the queries for the next calls of add().
   void set_queries(RowRange queries) {
     m_queries = queries;
     m_A_blocks.set(m_x.A.middleRows(queries.begin, queries.size()));
     m_G_blocks.set(m_G.middleRows(queries.begin, queries.size()));
   }
 
-  /// Adds the share of these queries and some keys to out.dA (n_q,r), out.dB (n_k,r) and out.dU (n_k,p), and calls
+  /// Adds the terms of these queries and the keys `of` to out.dA (n_q,r), out.dB (n_k,r) and out.dU (n_k,p), and calls
   /// add_dc(PairRow) for each query and run of keys.
   void add(RowRange of, GradientRefs<T>& out, AddDc add_dc) {
     for (Index j0 = of.begin; j0 < of.end; j0 += keys) add_run(j0, std::min(keys, of.end - j0), out, add_dc);
@@ -204,7 +207,7 @@ class BackwardTile {
   RowRange m_queries{};
 };
 
-// not inline, so that both can be compiled once (implementation.hpp)
+// not inline, so that these two functions can be compiled once (implementation.hpp)
 template <Real T>
 void BackwardTile<T>::add_run(Index j0, Index cols, GradientRefs<T>& out, AddDc add_dc) {
   // enough packs for whole blocks of keys, which add_transposed_product() reads
@@ -262,14 +265,15 @@ void BackwardTile<T>::add_transposed_product(const T* S, const MatrixView<T>& x,
 }
 
 /// Y = ((A B^T) o C) U and its gradients, by tiles of the n_q x n_k matrix, for any weights C. Every row is rounded
-/// relative to its own terms. Time O(n_q n_k (r + p)) for the keys that the weights return; scratch memory of one tile
-/// a thread.
+/// relative to its own terms. Time O(n_q n_k (r + p)), or less if TileWeights::keys() returns fewer than n_k keys;
+/// scratch memory of one tile for each thread.
 template <Real T>
 class TiledProduct {
  public:
   TiledProduct(const Factors<T>& x, const TileWeights<T>& weights) : m_x(x), m_weights(weights) {}
 
-  /// Y (n_q,p); sums (n_q), unless it is null, the same for a column of ones. Threads share out the tiles of queries.
+  /// Writes Y (n_q,p). If sums is not null, also writes sums (n_q) = ((A B^T) o C) 1. Threads share out the tiles of
+  /// queries.
   void contract(MatrixRef<T> Y, const Team& team, T* sums) const {
     team.run_tiles(m_x.A.rows(), Forward::rows, [&](Index i0, Index rows, Workspace& scratch) {
       auto y = Y.middleRows(i0, rows);  // (rows,p)
@@ -280,7 +284,8 @@ class TiledProduct {
     });
   }
 
-  /// The rows of one tile: y (rows,p) += that of queries i0..i0+rows-1, and sums (rows) likewise, unless it is null.
+  /// For one tile, adds rows i0..i0+rows-1 of ((A B^T) o C) U to y (rows,p). If sums (rows) is not null, adds the same
+  /// rows of ((A B^T) o C) 1 to it.
   void add(Index i0, MatrixRef<T> y, T* sums, Workspace& scratch) const {
     const RowRange keys = m_weights.keys(i0, y.rows(), Forward::keys);
     if (keys.begin >= keys.end) return;
@@ -292,9 +297,9 @@ class TiledProduct {
                      });
   }
 
-  /// Adds the gradients for G (n_q,p) = dL/dY to out, except dc. add_dc(pairs, share) adds what a row of pairs
-  /// (PairRow) contributes to the gradient of the weights to a share (size), which is zero at first. Returns the shares
-  /// of the blocks of queries (blocks,size). Threads share out pairs of blocks of queries and keys.
+  /// Adds the gradients for G (n_q,p) = dL/dY to `out`, except dc. add_dc(pairs, share) must add to `share` (size) what
+  /// a row of pairs (PairRow) contributes to the gradient of the weights. Each block of queries has its own share,
+  /// which is zero at first. Returns all shares (blocks,size). Threads share out pairs of blocks of queries and keys.
   MatrixMap<T> add_gradients(const MatrixView<T>& G, GradientRefs<T>& out, Index size, const Team& team,
                              FunctionRef<void(const PairRow<T>&, T*)> add_dc) const {
     static_assert(Backward::rows == Backward::keys);

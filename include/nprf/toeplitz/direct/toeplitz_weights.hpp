@@ -13,7 +13,7 @@
 /// The weights C[i,j] = c[t_j - s_i] of queries in slots s_i and keys in slots t_j, as TiledProduct reads them.
 namespace nprf::toeplitz {
 
-/// c of all lags -(n_q-1)..n_k-1 that slots can reach, without tails: a copy in the workspace.
+/// Returns a copy of c in the workspace: a table of all lags -(n_q-1)..n_k-1 that slots can reach, without `tails`.
 template <Real T>
 LagWeightsView<T> tabulate(LagWeightsView<T> c, const ProductShape& span, Workspace& workspace) {
   const Index size = span.n_q + span.n_k - 1, first = -(span.n_q - 1);
@@ -30,11 +30,11 @@ class ToeplitzWeights final : public TileWeights<T> {
   /// c must have all lags between the queries and the keys.
   ToeplitzWeights(const Factors<T>& x, LagWeightsView<T> c, LagRange range) : m_x(x), m_c(c), m_range(range) {}
 
-  /// If no slot is empty and the keys fill whole packs, the weights are read in the table of c.
+  /// If no slot is empty and the keys fill whole packs, the rows refer to the table of c. Otherwise they are copies.
   void set(const PairBlock& of, WeightBlock<T>& c) const override {
     const Index width = of.packs * Pack<T>::size;
     for (Index k = 0; k < Block<T>::rows; ++k) {
-      const Index first = -m_c.first - m_x.queries.slots[of.i + std::min(k, of.rows - 1)];  // of the key in slot 0
+      const Index first = -m_c.first - m_x.queries.slots[of.i + std::min(k, of.rows - 1)];  // in m_c.values, for slot 0
       if (!m_x.keys.slots.at && of.count == width) {
         c.refer(k, m_c.values + (first + m_x.keys.slots.first + of.j0));
         continue;
@@ -50,9 +50,9 @@ class ToeplitzWeights final : public TileWeights<T> {
     return {begin, std::max(begin, m_x.keys.slots.below(m_x.queries.slots[i0 + rows - 1] + m_range.last + 1))};
   }
 
-  /// dc[lag - first] += the share of a query and a run of keys.
+  /// Adds what a query and a run of keys contribute to the gradient of c[lag] to dc[lag - first].
   void add_gradient(const PairRow<T>& pairs, T* dc, Index first) const {
-    const Index at = -first - m_x.queries.slots[pairs.i];  // of the key in slot 0
+    const Index at = -first - m_x.queries.slots[pairs.i];  // in dc, for slot 0
     if (m_x.keys.slots.at) {
       for (Index j = 0; j < pairs.count; ++j) dc[at + m_x.keys.slots.at[pairs.j0 + j]] += pairs.S[j] * pairs.P[j];
     } else {  // contiguous, so that compilers vectorise it

@@ -13,7 +13,8 @@
 
 namespace nprf::toeplitz {
 
-/// One feature, and up to lane_count columns of U and G as lanes. Each column gives two signals:
+/// One feature, and up to lane_count columns of U and G as lanes. Each column gives two signals x and w, and their
+/// products with the Toeplitz matrix T(c) of the weights:
 ///     x = b o u    w = a o g    t = T(c) x    z = T(c)^T w
 /// The gradients are sums over columns:
 ///     da += g t    db += u z    du += b z    dc += correlation of w and x
@@ -28,12 +29,12 @@ struct GroupSignals {
   T* correlation;
 };
 
-/// One column, and up to lane_count features as lanes: the same sums, for columns that would leave most lanes empty.
-/// For GradientSizes (factors.hpp) g is the sizes of the rows, and u the last column of U; then du and correlation
-/// are the sums of keys and lags, and there are no da and db.
+/// One column, and up to lane_count features as lanes: the sums of GroupSignals, for columns that would leave most
+/// lanes empty. For GradientSizes (factors.hpp) g has the sizes of the rows, and u is the last column of U. Then du
+/// gives the sums of keys and correlation those of lags, and there are no da and db.
 template <Real T>
 struct ColumnSignals {
-  FeatureLanes<T> a, b;  // rows of tokens
+  FeatureLanes<T> a, b;  // one row for each token
   const T *u, *g;        // (tokens)
   T* du;                 // (tokens)
   MatrixRef<T>*da, *db;  // (tokens,r), all features; null for sizes
@@ -42,14 +43,16 @@ struct ColumnSignals {
 
 /// The part of the gradients that FFT engines share: it lays out the signals, calls the engine for each pair of a
 /// feature and a group of columns, and sums the results. Against overflow and underflow each column of G is divided by
-/// its power-of-two scale and the same column of U is multiplied by it, so that only dU has to be scaled back.
+/// its power-of-two scale and the same column of U is multiplied by this scale, so that only dU has to be scaled back.
 template <Real T>
 class SignalBackward {
  public:
-  /// Blocks of features and of groups of columns that threads work on.
+  /// The number of blocks into which the features are divided for threads, and the number of blocks of the groups of
+  /// columns.
   static constexpr Index blocks = 8;
 
-  /// For factors with one row for each slot, signals of `length` >= n_q, n_k, and correlations of a size.
+  /// For factors with one row for each slot, signals of `length`, which is at least n_q and n_k, and correlations of
+  /// `correlation_size` numbers.
   SignalBackward(const Factors<T>& x, const MatrixView<T>& G, const GradientSizes<T>& sizes, Index length,
                  Index correlation_size, const Team& team)
       : m_x(x),
@@ -100,7 +103,7 @@ class SignalBackward {
       for (Index k = 0; k < m_size; ++k) m_correlations[k] += m_correlations[i * m_size + k];
   }
 
-  /// After run(): the correlation of all columns, and that of the sizes.
+  /// After run(): the correlation summed over all columns of G, and the correlation for the sizes of GradientSizes.
   const T* correlation() const { return m_correlations; }
   const T* size_correlation() const { return m_correlations + blocks * m_size; }
 

@@ -15,10 +15,11 @@ struct Norms {
   double one, two, max;
 };
 
-/// Sums of squares beyond these have lost their digits, or have overflowed.
+/// A sum of squares below least_square has lost its digits; one above most_square has overflowed.
 inline constexpr double least_square = 0x1p-960, most_square = std::numeric_limits<double>::max();
 
-/// What the norms of x are computed from: sums and a maximum over its entries, in any order.
+/// What the norms of x are computed from: |x|_1, the square of |x|_2, and |x|_max. Entries of x may be added in any
+/// order.
 struct NormSums {
   double one = 0, square = 0, max = 0;
 
@@ -36,8 +37,8 @@ struct NormSums {
     max = factor * x.max > max ? factor * x.max : max;
   }
 
-  /// The norms. If the sum of the squares is beyond least_square and most_square, |x|_2 is replaced by its upper bound,
-  /// the root of |x|_1 |x|_max.
+  /// The norms. If the sum of the squares is not between least_square and most_square, |x|_2 is replaced by its upper
+  /// bound, the root of |x|_1 |x|_max.
   NPRF_HOST_DEVICE Norms norms() const {
     const bool has_digits = square >= least_square && square <= most_square;
     return {one, has_digits ? std::sqrt(square) : std::sqrt(one) * std::sqrt(max), max};
@@ -49,18 +50,19 @@ struct NormSums {
 /// spreads evenly over the N values.
 NPRF_HOST_DEVICE inline double fft_error_per_value(double N) { return std::sqrt(std::log2(N) / N); }
 
-/// The rounding error of one value of T(c) x, computed by FFTs of length N, in units of eps:
+/// The rounding error of one value of T(c) x, in units of eps, where T(c) is the Toeplitz matrix of the weights c and
+/// T(c) x is computed by FFTs of length N:
 ///
 ///     sqrt(log2 N / N) (|c|_2 |x|_2 + |T(c) x|_2) + 3/2 |T(c) x|_max
 ///
 ///     |T(c) x|_2 <= min(|c|_1 |x|_2, |c|_2 |x|_1)    |T(c) x|_max <= min(|c|_1 |x|_max, |c|_2 |x|_2, |c|_max |x|_1)
 ///
 /// The first term is for independent rounding errors, the second for those that are not: twiddle factors have the same
-/// rounding error in all butterflies, and real and imaginary parts share rounding errors. These add spurious copies of
-/// T(c) x at other positions, of up to eps / 2 in each of the three transforms. Measured errors of the CPU's FFTs and
-/// of the GPU's were at most 0.94 times this, for up to 5000 tokens, with sharp, rising, random and causal weights, and
-/// with values of one frequency or of very different sizes; with 1/2 in place of 3/2 they would be up to 2.1 (CPU)
-/// and 2.6 (GPU) times as large. `error_per_value` is fft_error_per_value(N).
+/// rounding error in all butterflies, and real and imaginary parts share rounding errors. Such errors add spurious
+/// copies of T(c) x at other positions, of up to eps / 2 in each of the three transforms. Measured errors of the CPU's
+/// FFTs and of the GPU's were at most 0.94 times this, for up to 5000 tokens, with sharp, rising, random and causal
+/// weights, and with values of one frequency or of very different sizes; with 1/2 in place of 3/2 they would be up to
+/// 2.1 (CPU) and 2.6 (GPU) times the formula's value. `error_per_value` is fft_error_per_value(N).
 NPRF_HOST_DEVICE inline double convolution_error(const Norms& c, const Norms& x, double error_per_value) {
   const auto smaller = [](double a, double b) { return b < a ? b : a; };
   const double spread = c.two * x.two + smaller(c.one * x.two, c.two * x.one);
@@ -68,8 +70,8 @@ NPRF_HOST_DEVICE inline double convolution_error(const Norms& c, const Norms& x,
   return error_per_value * spread + 1.5 * images;
 }
 
-/// The error of a column, from its own and that of the column that shares its complex transform, as real and imaginary
-/// parts. Their rounding errors mix.
+/// The error of a column that shares a complex transform with a partner: one is the real part, the other the imaginary
+/// part, and their rounding errors mix. `error` and `partner_error` are the errors of the two columns by themselves.
 NPRF_HOST_DEVICE inline double shared_transform_error(double error, double partner_error) {
   return std::sqrt(error * error + partner_error * partner_error);
 }

@@ -27,11 +27,11 @@ namespace nprf::toeplitz {
 ///
 /// Each pair of a feature and a column is a signal x = B_r o U_p with its own transform, so that no two share their
 /// rounding errors. Against overflow and underflow each column of B and of U is divided by its power-of-two scale,
-/// which is exact, and each column of A and of Y is multiplied by it. Left-over columns of U (ColumnGroups), often the
-/// column of ones, have features as lanes instead.
+/// which is exact, and the same column of A or of Y is multiplied by this scale. Left-over columns of U (ColumnGroups),
+/// often the column of ones, have features as lanes instead.
 ///
-/// Time O(r p n log n); workspace O(n (16 + lane_count a thread)), for gradients O(n (r + p)). If slots are empty, the
-/// factors are copied to one row for each slot first. Rounding errors are relative to the largest row of Y. Threads
+/// Time O(r p n log n); workspace O(n (16 + lane_count * threads)), for gradients O(n (r + p)). If slots are empty,
+/// the factors are copied to one row for each slot first. Rounding errors are relative to the largest row of Y. Threads
 /// share out groups of columns.
 template <Real T>
 class FftEngine {
@@ -41,13 +41,13 @@ class FftEngine {
   static constexpr bool accepts_key_log_scales = false, is_automatic = true;
   static Engine name_for(const LagWeightsView<T>&) { return names[0]; }
 
-  /// 2n (signals + W) (fft_level log2(2n) + fft_point) for n = max(n_q, n_k) slots. The weights count as W signals, the
-  /// lanes of a register.
+  /// 2 n * (signals + W) * (fft_level * log2(2 n) + fft_point), for n = max(n_q, n_k) slots and the signals that
+  /// signals() counts. The weights count as W signals, the lanes of a register.
   static double cost(const CostInputs<T>& x) {
     if (x.tokens.empty()) return 0;
     constexpr double left_over = 1.4;
     const double length = static_cast<double>(2 * std::max(x.span.n_q, x.span.n_k));
-    // the column of ones, the last, is a separate product
+    // the last column, that of ones, is a separate product
     const double columns = signals<T>(x.span.r, std::max<Index>(x.span.p - 1, 0), left_over),
                  ones = signals<T>(x.span.r, 1, left_over), weights = static_cast<double>(W);
     return length * (columns + ones + weights) * fft_value_cost(length);
@@ -56,7 +56,8 @@ class FftEngine {
   /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1.
   FftEngine(LagWeightsView<T> lags, const ProductShape& span, const Team& team)
       : m_n_q(span.n_q), m_n_k(span.n_k), m_tree(Tree::shared(Tree::length_for(std::max(span.n_q, span.n_k)))) {
-    // y[i] = sum_j c[j-i] x[j] is the product of x and g modulo z^2L + 1, g[-lag] = c[lag], g[2L - lag] = -c[lag]
+    // y[i] = sum_j c[j-i] x[j] is the product of x and g modulo z^2L + 1, with
+    //     g[-lag] = c[lag] for lag <= 0    g[2L - lag] = -c[lag] for lag > 0
     const Index L = m_tree->length();
     T* spectrum = team.workspace().take<T>(2 * L);
     const Workspace::Scope scope(team.workspace());
@@ -76,7 +77,7 @@ class FftEngine {
     for (Index lag = -(m_n_q - 1); lag < m_n_k; ++lag) m_norms.add(static_cast<double>(lags[lag]));
   }
 
-  /// Y (n_q,p) = ((A B^T) o C) U; sums (n_q), unless it is null, the same for a column of ones.
+  /// Writes Y (n_q,p) = ((A B^T) o C) U. If sums is not null, also writes sums (n_q) = ((A B^T) o C) 1.
   void contract(const Factors<T>& x, MatrixRef<T> Y, const Team& team, T* sums = nullptr) const {
     if (sums) contract_ones(*this, x, team, sums);
     Workspace& workspace = team.workspace();
@@ -88,18 +89,19 @@ class FftEngine {
     from_slots(all, x.queries.slots, Y, team);
   }
 
-  /// Bounds of the rounding errors of contract(); sizes (n_k) are the largest |U_j.| of each key.
+  /// Writes to `out` bounds of the rounding errors of contract(). sizes[j] (n_k) is the largest |U_jp| of key j.
   void row_error_bounds(const Factors<T>& x, const T* sizes, RowErrorBounds out, const Team& team) const {
     fft_row_error_bounds(m_norms, period(), x, sizes, out, team);
   }
 
-  /// Bounds of the rounding errors of gradients().
+  /// Writes to `out` bounds of the rounding errors of gradients().
   void gradient_error_bounds(const Factors<T>& x, const GradientScales<T>& of, GradientErrorBounds out,
                              const Team& team) const {
     fft_gradient_error_bounds(m_norms, period(), x, of, out, team);
   }
 
-  /// The gradients for G (n_q,p) = dL/dY, and the sums of `sizes`. Four transforms a signal; contract() has two.
+  /// Writes the gradients for G (n_q,p) = dL/dY to `out`, and the sums of `sizes`. Each signal needs four transforms;
+  /// in contract() it needs two.
   void gradients(const Factors<T>& x, const MatrixView<T>& G, GradientRefs<T> out, const GradientSizes<T>& sizes,
                  const Team& team) const {
     const Workspace::Scope scope(team.workspace());
@@ -112,7 +114,8 @@ class FftEngine {
 
   Index longest_plain_sum(Index n_k) const { return std::min(n_k, plain_sum_of_fft); }
 
-  /// The length of cyclic convolutions with as many distinct positions as a transform has: at least n_q + n_k.
+  /// The number of distinct positions in a product by this transform, at least n_q + n_k: the length of a cyclic
+  /// convolution that has as many.
   Index period() const { return 2 * m_tree->length(); }
 
  private:
@@ -127,7 +130,7 @@ class FftEngine {
     Workspace& workspace = team.workspace();
     auto scales = workspace.vector<T>(r);
     column_scales(x.B, scales);
-    // Features in a block: each block costs a pass over U and Y, each feature of it memory
+    // The number of features in a block. Each block costs a pass over U and Y; each feature of a block costs memory
     const Index about = L <= (Index{1} << 17) ? 16 : 4, blocks = std::max<Index>(1, (r + about / 2) / about),
                 block = (r + blocks - 1) / blocks;
     const FeatureColumns<T> b(workspace, block, L), a(workspace, block, L, m_tree->twist());
@@ -204,7 +207,7 @@ class FftEngine {
     lag_gradient(backward, out.dc, sizes.lags, team.workspace());
   }
 
-  // the share of one feature and a group of columns; the two signals are x and w
+  // adds the gradients' terms of one feature and a group of columns; signal 0 is x, and signal 1 is w
   void add_gradients(const GroupSignals<T>& x, const std::array<Z*, 2>& z) const {
     m_tree->template convolve<2>(
         z, [x](auto s, Index j) { return s == 0 ? x.b[j] * x.u[j] : x.a[j] * x.g[j]; }, correlating(x.correlation),
@@ -219,7 +222,7 @@ class FftEngine {
         });
   }
 
-  // the share of one column and features as lanes
+  // adds the gradients' terms of one column, with features as lanes
   void add_gradients(const ColumnSignals<T>& x, const std::array<Z*, 2>& z) const {
     m_tree->template convolve<2>(
         z,
@@ -239,7 +242,8 @@ class FftEngine {
         });
   }
 
-  // for eight values of the spectra: correlation += conj(w) x summed over lanes, x *= g, w *= conj(g)
+  // for eight values of the spectra of x (z[0]) and w (z[1]): correlation += conj(w) x, summed over lanes; then
+  // x *= g and w *= conj(g)
   auto correlating(T* correlation) const {
     return [g = m_spectrum, correlation](Index k, Z(&z)[2][8]) {
       Lanes products[16];
@@ -250,9 +254,10 @@ class FftEngine {
     };
   }
 
-  // dc[l] at l + n_q - 1, by the inverse transform of the correlation of w and x. It is a polynomial modulo z^2L + 1,
-  // where lag l < 0 has the coefficient l + 2L with the opposite sign: the residue modulo z^L - i has lag j >= 0 as
-  // real part j, and minus lag j - L as imaginary part j. The correlation of the sizes is in the second lane.
+  // Writes dc of lag l to index l + n_q - 1 of `dc`, by the inverse transform of the correlation of w and x. The
+  // correlation is a polynomial modulo z^2L + 1, where lag l < 0 has the coefficient l + 2L with the opposite sign: the
+  // residue modulo z^L - i has lag j >= 0 as real part j, and minus lag j - L as imaginary part j. The correlation of
+  // the sizes is in the second lane.
   void lag_gradient(const SignalBackward<T>& backward, Eigen::Ref<Vector<T>> dc, T* sizes, Workspace& workspace) const {
     const Index L = m_tree->length();
     const T scale = 1 / static_cast<T>(L);

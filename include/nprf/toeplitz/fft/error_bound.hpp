@@ -19,28 +19,28 @@
 ///
 ///     bound_i = eps sum_r |A_ir| e_r
 ///
-/// with eps the distance from 1 to the next number, and e_r the estimated error of the convolution of the weights c
-/// with x_r = B_r o u for a column u of U (convolution_error.hpp). e_r grows with |u|, so that one pass over B with the
-/// largest |u| of each key bounds all columns. A bound of the underflow is added, for weights of at most 1: x_r is
-/// computed relative to the largest |B_r| and |u|, and may underflow there, even if no row attends to these largest
-/// keys.
+/// with eps the distance from 1 to the next number, and e_r the estimated error, in units of eps, of the convolution of
+/// the weights c with x_r = B_r o u for a column u of U (convolution_error.hpp). e_r grows with |u|, so that one pass
+/// over B with the largest |u| of each key bounds all columns. A bound of the underflow is added, for weights of at
+/// most 1: x_r is computed relative to the largest |B_r| and the largest |u|, and may underflow there, even if no row
+/// attends to the keys that have these largest entries.
 ///
-/// Bounds of the rounding errors of an FFT in the gradients of Y = ((A B^T) o C) U, for columns of G of at most 1.
+/// Bounds of the rounding errors of an FFT in the gradients of Y = ((A B^T) o C) U, for entries of G of at most 1.
 ///
-/// dA is the product with G in place of A, so that the bound above applies to it. dB and dU are the product with
-/// the roles exchanged. With w_r = A_r o g for a column g of G, and N_r(g) = e_r / eps of that bound for T(c)^T w_r,
+/// dA is the product with G in place of A, so that the bound above applies to it. dB and dU are the product with the
+/// roles exchanged. With w_r = A_r o g for a column g of G, and N_r(g) the estimate e_r for T(c)^T w_r,
 ///
-///     error bound of dU_j = eps sum_r |B_jr| N_r(1)    error bound of sum_r |B_jr dB_jr| <= |U_j|_1 times that
+///     error bound of dU_j = eps sum_r |B_jr| N_r(1)    error bound of sum_r |B_jr dB_jr| <= |U_j|_1 times that of dU_j
 ///
-/// For a column that is smaller than the sizes s_i of the rows (factors.hpp), N_r(s) replaces N_r(1). dc is the sum
-/// of the correlations of w_r and x_r = B_r o u, whose error is eps sqrt(log2 N / N) |w_r|_2 |x_r|_2 at each lag. Each
-/// of the three transforms adds spurious copies of the other lags, of up to eps / 2 of the largest
-/// (convolution_error.hpp). With S_l as in GradientSizes, and |G_i.U_j| <= 2 s_i, these are 3/2 eps max S_l in the sums
-/// of the sizes, and twice that in dc.
+/// For a column that is smaller than the sizes s_i of the rows (factors.hpp), N_r(s) replaces N_r(1). dc is the sum of
+/// the correlations of w_r and x_r = B_r o u, whose error is eps sqrt(log2 N / N) |w_r|_2 |x_r|_2 at each lag, for
+/// transforms of length N. Each of the three transforms adds spurious copies of the other lags, of up to eps / 2 of the
+/// largest (convolution_error.hpp). With S_l as in GradientSizes, and |G_i.U_j| <= 2 s_i, the copies are
+/// 3/2 eps max S_l in the sums S_l, and twice that in dc.
 namespace nprf::toeplitz {
 
-/// The norms of the signals x_r = B_r o u over some keys, for u = 1 ("ones") and for u = a size of each key, such as
-/// the largest |U_j.| ("sized").
+/// The norms of the signals x_r = B_r o u over some keys, for u = 1 ("ones"), and for a u_j that is a size of key j,
+/// such as its largest |U_jp| ("sized").
 class SignalNorms {
  public:
   using Row = Eigen::Map<Eigen::Array<double, 1, Eigen::Dynamic>>;  // (r)
@@ -63,23 +63,23 @@ class SignalNorms {
     for (Index r = whole; r < B.cols(); ++r) add_columns<1>(B, r, begin, end, factor, size);
     for (Index j = begin; j < end; ++j) m_largest_size = std::max(m_largest_size, size(j));
   }
-  /// Adds other keys, all times a factor.
+  /// Adds the keys of `other`, with their entries of B multiplied by `factor`, but not their sizes.
   void add(const SignalNorms& other, double factor) {
     m_ones.add(other.m_ones, factor);
     m_sized.add(other.m_sized, factor);
     m_largest_size = std::max(m_largest_size, other.m_largest_size);
   }
 
-  /// The largest |B_r|, and the largest size.
+  /// The largest |B_jr| of each feature r (r), and the largest size of a key.
   const Row& largest() const { return m_ones.max; }
   double largest_size() const { return m_largest_size; }
 
-  /// fft_error_per_value(N) sum_r |x_r|_2 |z_r|_2 for other signals z: these with ones and z sized, or the other way
-  /// round.
+  /// fft_error_per_value(N) sum_r |x_r|_2 |z_r|_2 for the signals x_r of this object and z_r of `others`.
+  /// correlate_ones: x_r with ones and z_r sized. correlate_sized: x_r sized and z_r with ones.
   double correlate_ones(const SignalNorms& others, Index N) const { return m_ones.correlate(others.m_sized, N); }
   double correlate_sized(const SignalNorms& others, Index N) const { return m_sized.correlate(others.m_ones, N); }
 
-  /// sizes_r += factor times convolution_error() of x_r and the weights, by transforms of length N.
+  /// sizes_r += factor * convolution_error() of the weights c and x_r, with ones or sized, by transforms of length N.
   void add_ones(const NormSums& c, Index N, double factor, Row& sizes) const { m_ones.add_to(sizes, c, N, factor); }
   void add_sized(const NormSums& c, Index N, double factor, Row& sizes) const { m_sized.add_to(sizes, c, N, factor); }
 
@@ -99,7 +99,7 @@ class SignalNorms {
       square += factor * factor * other.square;
       max = max.max(factor * other.max);
     }
-    // those of the features from r on
+    // adds the sums of `columns` features from r on
     template <int columns>
     void add(const Of<Eigen::Array<double, 1, columns>>& some, Index r) {
       one.template segment<columns>(r) += some.one;
@@ -142,8 +142,8 @@ class SignalNorms {
   double m_largest_size = 0;
 };
 
-/// The largest entry of B and the largest size, at least 2^-1000, so that the inverses are finite; 1 for zeros. Squares
-/// of numbers relative to them do not overflow.
+/// The largest |B_jr| and the largest size, but at least 2^-1000, so that the inverses are finite; 1 if all are zeros.
+/// Numbers that are divided by these scales have squares that do not overflow.
 struct SignalScale {
   template <Real T>
   SignalScale(const MatrixView<T>& B_, const T* sizes)
@@ -156,7 +156,8 @@ struct SignalScale {
   static double of(double largest) { return largest > 0 ? std::max(largest, 0x1p-1000) : 1; }
 };
 
-/// The error bound of a row a (r) of A for the sizes of signals: eps sum_r |a_r| sizes_r, or by norms (RowErrorBounds).
+/// The error bound eps sum_r |a_r| sizes_r of a row a (r) of A, where sizes_r are the e_r above, or other estimates in
+/// units of eps. If `by_norms`, it is eps |a|_2 |sizes|_2 instead (RowErrorBounds).
 template <Real T, class RowA>
 double row_error_bound(const RowA& a, const SignalNorms::Row& sizes, bool by_norms = false) {
   const double eps = static_cast<double>(std::numeric_limits<T>::epsilon());
@@ -173,24 +174,25 @@ double row_error_bound(const RowA& a, const SignalNorms::Row& sizes, bool by_nor
   return eps * std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
-/// Bounds of the errors of Y from underflow, relative to the largest |u|, and those of signals also to the largest
-/// |B_r|. Both are scaled by powers of two of at most twice their largest entries.
+/// Bounds of the errors of Y from underflow. of_row() is relative to the largest |u|, and of_signals() to the product
+/// of the largest |u| and the largest |B_r|, because columns of U and of B are divided by powers of two of at most
+/// twice their largest entries.
 template <Real T>
 struct Underflow {
   static constexpr double number = 4 * static_cast<double>(std::numeric_limits<T>::denorm_min()),
                           eps = static_cast<double>(std::numeric_limits<T>::epsilon());
 
-  /// Of a signal in a transform of length N, over eps.
+  /// The bound for a signal in a transform of length N, in units of eps.
   static double of_signals(Index N) { return static_cast<double>(N) * number / eps; }
-  /// Of the products of a row's r features with signals.
+  /// The bound for the products of a row's r features with signals.
   static double of_row(Index r) { return static_cast<double>(r) * number; }
 };
 
-/// The norms of the signals of all rows of B (n,r) and their sizes (n), divided by the scale.
+/// The norms of the signals of all rows of B (n,r), with `sizes` (n). B and the sizes are divided by `scale` first.
 /// O(n r).
 template <Real T>
 SignalNorms signal_norms(const MatrixView<T>& B, const T* sizes, const SignalScale& scale, const Team& team) {
-  constexpr Index blocks = 8;  // of keys, whose norms are summed in their order
+  constexpr Index blocks = 8;  // blocks of keys, whose norms are added in the order of the blocks
   Workspace& workspace = team.workspace();
   const Index n = B.rows(), r = B.cols();
   SignalNorms all(r, workspace);
@@ -207,7 +209,8 @@ SignalNorms signal_norms(const MatrixView<T>& B, const T* sizes, const SignalSca
   return all;
 }
 
-/// The error bound of a product by transforms of length N; sizes (n_k) are the largest |U_j.| of each key. O(n r).
+/// Writes to `bounds` the error bounds of the rows of a product by transforms of length N. sizes[j] (n_k) is the
+/// largest |U_jp| of key j. O(n r).
 template <Real T>
 void fft_row_error_bounds(const NormSums& c, Index N, const Factors<T>& x, const T* sizes, RowErrorBounds bounds,
                           const Team& team) {
@@ -233,17 +236,17 @@ void fft_row_error_bounds(const NormSums& c, Index N, const Factors<T>& x, const
   });
 }
 
-/// The factor of the error bound of dc for p columns of G of at most 1 and |U_j|_2 as the sizes of keys, relative to
-/// one column: the bound for columns of equal magnitude.
+/// The error bound of dc for p columns of G, divided by the bound for one column. Entries of G are at most 1, and the
+/// sizes of keys are |U_j|_2. The factor is that of columns of equal magnitude.
 inline double column_error_factor(Index p) { return std::sqrt(static_cast<double>(p)); }
 
-/// The images in the sums of the sizes at some lags, over eps.
+/// The bound, in units of eps, of the images in the sums S_l at some lags; `lags` (count) are these S_l.
 template <Real T>
 double images_of(const T* lags, Index count) {
   return 1.5 * static_cast<double>(*std::max_element(lags, lags + count));
 }
 
-/// The error bound for transforms of length N. O(n r).
+/// Writes to `bounds` the error bounds of gradients by transforms of length N. O(n r).
 template <Real T>
 void fft_gradient_error_bounds(const NormSums& c, Index N, const Factors<T>& x, const GradientScales<T>& of,
                                GradientErrorBounds bounds, const Team& team) {

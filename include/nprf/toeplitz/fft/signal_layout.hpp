@@ -15,8 +15,8 @@
 /// columns or features in the lanes of a register.
 namespace nprf::toeplitz {
 
-/// n values and 17 cache lines of padding (18 for a type of two lines). Arrays that are read together must not be a
-/// power of two bytes apart: a cache holds only a few lines at such a distance.
+/// The length of an array of n values and 17 cache lines of padding (18 if a value fills two lines). Arrays that are
+/// read together must not be a power of two bytes apart: a cache holds only a few lines at such a distance.
 template <class X>
 constexpr Index staggered(Index n) {
   constexpr Index size = static_cast<Index>(sizeof(X));
@@ -29,7 +29,7 @@ T finite(T scale) {
   return std::isfinite(scale) ? scale : T(0);
 }
 
-/// The power-of-two scale of each column of X (n,r), into `scales` (r); infinity for a column of zeros. O(n r).
+/// Writes the power-of-two scale of each column of X (n,r) to `scales` (r): infinity for a column of zeros. O(n r).
 template <Real T>
 void column_scales(const MatrixView<T>& X, VectorMap<T>& scales) {
   scales.setZero();
@@ -37,14 +37,14 @@ void column_scales(const MatrixView<T>& X, VectorMap<T>& scales) {
   for (Index r = 0; r < scales.size(); ++r) scales[r] = power_of_two_scale(scales[r]);
 }
 
-/// The rows of a matrix that has one for each slot of the queries or of the keys.
+/// The rows of a matrix that has one row for each slot of the queries or of the keys.
 struct SlotRows {
   Index count;
-  Index first = 0;  // that of slot 0
+  Index first = 0;  // the row of slot 0
 };
 
-/// The rows of X, each in the row of its slot, and zeros for empty slots (rows.count,X.cols): X itself if no slot is
-/// empty, else a copy in the workspace.
+/// Returns a matrix (rows.count,X.cols) that has each row of X in the row of its slot, and zeros for empty slots. It is
+/// X itself if no slot is empty, else a copy in the workspace.
 template <Real T>
 MatrixView<T> in_slots(const MatrixView<T>& X, const Slots& slots, const SlotRows& rows, const Team& team) {
   if (slots.count == rows.count) return X;
@@ -57,14 +57,14 @@ MatrixView<T> in_slots(const MatrixView<T>& X, const Slots& slots, const SlotRow
   return all;
 }
 
-/// The same of A, B and U, without log-scales.
+/// Returns the factors A, B and U by slot, each as in the function above. Key log-scales are left out.
 template <Real T>
 Factors<T> in_slots(const Factors<T>& x, const SlotRows& queries, const SlotRows& keys, const Team& team) {
   return Factors<T>::without_gaps(in_slots(x.A, x.queries.slots, queries, team),
                                   in_slots(x.B, x.keys.slots, keys, team), in_slots(x.U, x.keys.slots, keys, team));
 }
 
-/// The inverse of in_slots(): copies the rows of the slots to the rows of X.
+/// The inverse of in_slots(): copies the row of each token's slot to the token's row of X. Slot 0 has the row `first`.
 template <Real T>
 void from_slots(const MatrixMap<T>& all, const Slots& slots, MatrixRef<T> X, const Team& team, Index first = 0) {
   team.run_tiles(slots.count, [&](Index i0, Index rows, Workspace&) {
@@ -72,7 +72,7 @@ void from_slots(const MatrixMap<T>& all, const Slots& slots, MatrixRef<T> X, con
   });
 }
 
-/// Up to lane_count columns of a matrix as lanes; zeros from its last row to `length`.
+/// Up to lane_count columns of a matrix as lanes: values[i] has row i. Values from the last row to `length` are zeros.
 template <Real T>
 struct ColumnLanes {
   using Lanes = fft::Lanes<T>;
@@ -85,7 +85,8 @@ struct ColumnLanes {
 
   void set_zero() { std::fill_n(values, length, Lanes{}); }
 
-  /// Columns p0, p0 + 1, ... of X.
+  /// For columns p0, p0 + 1, ... of X: read() copies them to the lanes, write() copies the lanes to them, and add_to()
+  /// adds the lanes to them.
   void read(const MatrixView<T>& X, Index p0) {
     for (Index i = 0; i < rows; ++i) values[i] = fft::load_lanes(X.row(i).data() + p0, width);
     std::fill(values + rows, values + length, Lanes{});
@@ -117,7 +118,7 @@ struct ColumnLanes {
   Lanes* values;
 };
 
-/// 1 / scale and scale as factors (finite()).
+/// inverse: 1 / scale. finite_lanes: scale. Both with 0 in place of infinity, so that they serve as factors (finite()).
 template <Real T>
 fft::Lanes<T> inverse(fft::Lanes<T> scale) {
   for (Index l = 0; l < fft::lane_count<T>; ++l) scale[l] = finite(1 / scale[l]);
@@ -153,7 +154,8 @@ double signals(Index r, Index p, double left_over) {
          left_over * static_cast<double>(groups.left_over * ((r + W - 1) / W) * W);
 }
 
-/// Up to lane_count features of a matrix as lanes, from one on; zeros after the last.
+/// Up to lane_count features (columns) of a matrix as lanes, from a given feature on. Lanes after the last feature are
+/// zeros.
 template <Real T>
 struct FeatureLanes {
   using Lanes = fft::Lanes<T>;
@@ -161,7 +163,8 @@ struct FeatureLanes {
   FeatureLanes(const MatrixView<T>& of, Index from)
       : x(of.data()), stride(of.outerStride()), first(from), width(std::min(fft::lane_count<T>, of.cols() - from)) {}
 
-  /// Of an array with an entry for each feature of the matrix.
+  /// load: the entries of these features in an array that has one for each feature of the matrix. row: their entries in
+  /// row i of the matrix.
   Lanes load(const T* all) const { return fft::load_lanes(all + first, width); }
   Lanes row(Index i) const { return load(x + i * stride); }
 
@@ -175,9 +178,9 @@ struct FeatureLanes {
   Index stride, first, width;
 };
 
-/// Columns of a matrix, each contiguous; zeros from the last token to L. A twisted column has two numbers for token j:
-/// the entry times cos(pi j / 2L) and sin(pi j / 2L), the factor that the inverse transform leaves to the caller
-/// (fft/polynomial_tree.hpp).
+/// Columns of a matrix, each contiguous in memory, with zeros from the last token to L. A twisted column has two
+/// numbers for token j, its entry times cos(pi j / 2L) and its entry times sin(pi j / 2L). They contain the factor that
+/// the inverse transform leaves to the caller (fft/polynomial_tree.hpp).
 template <Real T>
 class FeatureColumns {
  public:
@@ -220,7 +223,7 @@ struct ScaledColumn {
 };
 
 /// Gradients with one row for each slot, as FFT engines compute them: in the caller's storage if no slot is empty, else
-/// in the workspace, from where copy_back() copies the rows of the tokens.
+/// in the workspace, from where copy_back() copies the rows of the tokens to the caller's storage.
 template <Real T>
 class SlotGradients {
  public:

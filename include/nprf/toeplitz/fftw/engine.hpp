@@ -20,11 +20,12 @@
 
 namespace nprf::toeplitz {
 
-/// FftEngine, but Y = ((A B^T) o C) U by FFTW. Gradients are FftEngine's, and so are the error bounds: signals are the
-/// same, x = B_r o U_p in columns scaled by powers of two, and transforms are as long.
+/// An FftEngine that computes Y = ((A B^T) o C) U by the library FFTW. Gradients and error bounds are those of
+/// FftEngine. The bounds hold because the signals are the same, x = B_r o U_p of columns scaled by powers of two, and
+/// the transforms have the same length.
 ///
-/// Time O(r p n log n); workspace r (n_q + n_k) + p n_q scalars, and about 6 n a thread. Threads share out columns of
-/// U.
+/// Time O(r p n log n); workspace r (n_q + n_k) + p n_q scalars, and about 6 n scalars for each thread. Threads share
+/// out columns of U.
 template <Real T>
 class FftwEngine : public FftEngine<T> {
  public:
@@ -52,7 +53,7 @@ class FftwEngine : public FftEngine<T> {
     m_spectrum = spectrum;
   }
 
-  /// Y (n_q,p) = ((A B^T) o C) U; sums (n_q), unless it is null, the same for a column of ones.
+  /// Writes Y (n_q,p) = ((A B^T) o C) U. If sums is not null, also writes sums (n_q) = ((A B^T) o C) 1.
   void contract(const Factors<T>& of, MatrixRef<T> Y, const Team& team, T* sums = nullptr) const {
     if (sums) contract_ones(*this, of, team, sums);
     Workspace& workspace = team.workspace();
@@ -101,7 +102,7 @@ class FftwEngine : public FftEngine<T> {
 
   Index m_n_q, m_n_k;
   std::shared_ptr<const fft::RealPlan<T>> m_plan;
-  const Complex* m_spectrum = nullptr;  // (N/2+1) of g / N
+  const Complex* m_spectrum = nullptr;  // (N/2+1)  the transform of g / N
 };
 
 }  // namespace nprf::toeplitz

@@ -20,9 +20,9 @@
 
 namespace nprf::toeplitz {
 
-/// The sum of the absolute values of the weights of each query over all keys, (n_q) in the workspace. It is 0 only if
-/// all of these weights are 0. O(n_q + n_k): if the keys have many gaps, some queries get the sum of a query near them.
-/// There must be a query and a key.
+/// Returns, for each query (n_q), the sum of the absolute values of its weights over all keys, in the workspace. It is
+/// 0 only if all of these weights are 0. O(n_q + n_k): if the keys have many gaps, some queries get the sum of another
+/// query near them instead. There must be at least one query and one key.
 template <Real T>
 std::span<const double> row_sums(LagWeightsView<T> c, const Slots& queries, const Slots& keys, Workspace& workspace) {
   double* sums = workspace.take<double>(queries.count);
@@ -30,7 +30,7 @@ std::span<const double> row_sums(LagWeightsView<T> c, const Slots& queries, cons
   const Workspace::Scope scope(workspace);
   const Index last = queries[queries.count - 1], lags = last + keys[keys.count - 1] + 1;
   double* before = workspace.take<double>(lags + 1);  // the sum of |c| of the lags before k - last
-  Index* nonzero = workspace.take<Index>(lags + 1);   // how many of them are not 0
+  Index* nonzero = workspace.take<Index>(lags + 1);   // how many of these |c| are not 0
   before[0] = 0, nonzero[0] = 0;
   for (Index k = 0; k < lags; ++k) {
     before[k + 1] = before[k] + std::abs(static_cast<double>(c[k - last]));
@@ -58,8 +58,8 @@ std::span<const double> row_sums(LagWeightsView<T> c, const Slots& queries, cons
   return {sums, static_cast<std::size_t>(queries.count)};
 }
 
-/// The predicted share of rows that an FFT over all rows makes fail the error bound (failing_share.hpp), with the
-/// default tolerance. As row_sums().
+/// The predicted fraction of rows that fail the error bound after an FFT over all rows (failing_share.hpp), with the
+/// default tolerance. Time and memory of row_sums().
 template <Real T>
 double failing_share(LagWeightsView<T> c, const Slots& queries, const Slots& keys, Workspace& workspace) {
   if (queries.count == 0 || keys.count == 0) return 0;
@@ -72,8 +72,9 @@ double failing_share(LagWeightsView<T> c, const Slots& queries, const Slots& key
                        default_tolerance<T>);
 }
 
-/// The smallest balance within any block of rows that CausalLevels may use: blocks of 128 times any power of two,
-/// except the first of each size. Rows without non-zero weights are left out. Time and memory of row_sums().
+/// The balance of a block of rows is its smallest row sum divided by its largest one. Returns the smallest balance of
+/// the blocks of rows that CausalLevels may use: blocks of 128 times any power of two, except the first of each size.
+/// Rows without non-zero weights are left out. Time and memory of row_sums().
 template <Real T>
 double block_balance(LagWeightsView<T> c, const Slots& queries, const Slots& keys, Workspace& workspace) {
   if (queries.count == 0 || keys.count == 0) return 0;
@@ -107,14 +108,14 @@ double block_balance(LagWeightsView<T> c, const Slots& queries, const Slots& key
   return balance;
 }
 
-/// If the rows of a block are less balanced than that, Engine::automatic does not choose an FFT by blocks: the smallest
-/// would lose more than a third of their digits.
+/// If block_balance() is less than this, Engine::automatic does not choose an FFT by blocks: the rows with the smallest
+/// sums would lose more than a third of their digits.
 template <Real T>
 double least_balance() {
   return std::cbrt(static_cast<double>(std::numeric_limits<T>::epsilon()));
 }
 
-/// The cost of a product alone by an engine; NaN for Engine::automatic.
+/// The cost of a product by an engine, without error bounds; NaN for Engine::automatic.
 template <Real T>
 double product_cost(Engine engine, const CostInputs<T>& x) {
   double cost = std::numeric_limits<double>::quiet_NaN();
@@ -122,22 +123,22 @@ double product_cost(Engine engine, const CostInputs<T>& x) {
   return cost;
 }
 
-/// The same with the bounds of its rounding errors, unless its rounding is per row.
+/// The cost of a product by an engine and, unless its rounding is per row, of the bounds of its rounding errors.
 template <Real T>
 double cost_of(Engine engine, const CostInputs<T>& x) {
   const bool is_per_row = properties_of(engine).rounding == Rounding::per_row;
   return product_cost(engine, x) + (is_per_row ? 0 : error_bound_cost(x.tokens));
 }
 
-/// The cost of a product with a weight for every lag, by tiles or by FFT.
+/// The cost of a product in which all lags have weights, by tiles or by FFT, whichever is cheaper.
 template <Real T>
 double dense_cost(const ProductShape& shape) {
   if (shape.empty()) return 0;
   return std::min(DirectEngine<T>::dense_cost(shape), FftEngine<T>::cost({{}, shape, shape}));
 }
 
-/// The rounding that the weights allow besides per row: global for bidirectional weights; per block for one-sided
-/// weights, so that no row depends on later keys.
+/// The Rounding that an engine may have, besides per_row, for weights with this support. It is global if both negative
+/// and positive lags have weights. Otherwise it is per_block, so that no row depends on later keys.
 inline Rounding allowed_rounding(const LagRange& support) {
   return support.first < 0 && support.last > 0 ? Rounding::global : Rounding::per_block;
 }
@@ -155,11 +156,11 @@ Engine cheapest(const CostInputs<T>& x, Rounding allowed) {
   return best;
 }
 
-/// The use of an engine: the rows of the product alone, or its gradients too, which are sums over queries.
+/// What an engine is used for: the rows of the product alone, or its gradients too, which are sums over queries.
 enum class Use { rows, gradients };
 
-/// The predicted share of rows that have to be recomputed after an engine of such rounding; infinity for an FFT by
-/// blocks in which the rounding errors of some rows would be large beside others.
+/// The predicted fraction of rows that have to be recomputed after an engine with this rounding. Infinity for an FFT by
+/// blocks if the rounding errors of the largest rows of a block would be large beside its smallest rows.
 template <Real T>
 double recomputed_share(Rounding rounding, LagWeightsView<T> lags, const Slots& queries, const Slots& keys,
                         Workspace& workspace) {
@@ -174,7 +175,7 @@ double recomputed_share(Rounding rounding, LagWeightsView<T> lags, const Slots& 
 }
 
 /// The same for a use. The gradients of keys are rows of the product with queries and keys exchanged and both axes
-/// reversed; the larger share counts.
+/// reversed. If gradients are used, returns the larger of the two fractions.
 template <Real T>
 double recomputed_share(Rounding rounding, LagWeightsView<T> lags, const Slots& queries, const Slots& keys, Use use,
                         Workspace& workspace) {
@@ -191,7 +192,7 @@ double recomputed_share(Rounding rounding, LagWeightsView<T> lags, const Slots& 
   return std::max(of_rows, recomputed_share(rounding, lags, reversed(keys), reversed(queries), workspace));
 }
 
-/// Whether an engine, with the rows that have to be recomputed after it, costs no more than `least`.
+/// Whether a product by an engine and the recomputation of its imprecise rows together cost at most `least`.
 template <Real T>
 bool is_admissible(Engine engine, const CostInputs<T>& x, double least, const Slots& queries, const Slots& keys,
                    Use use, Workspace& workspace) {
@@ -199,7 +200,8 @@ bool is_admissible(Engine engine, const CostInputs<T>& x, double least, const Sl
   return cost_of(engine, x) + share * recomputation_cost(x.tokens, product_cost(Engine::direct, x)) <= least;
 }
 
-/// The cheapest admissible engine for these tokens.
+/// Returns the cheapest engine whose rounding is per row or `allowed`, if it is admissible: recomputed rows must not
+/// make it cost more than the cheapest engine with rounding per row. Otherwise returns the latter.
 template <Real T>
 Engine choose(LagWeightsView<T> lags, const ProductShape& tokens, const Slots& queries, const Slots& keys,
               Rounding allowed, Use use, Workspace& workspace) {

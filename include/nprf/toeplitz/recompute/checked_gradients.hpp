@@ -18,29 +18,29 @@
 namespace nprf::toeplitz {
 
 /// What the rounding errors of gradients are compared with, for an engine with error bounds. Every entry of G is at
-/// most 1 in magnitude, and its last column, for the column of ones of U, at most s_i. Then for positive features, with
-/// K_j and S_l as in GradientSizes,
+/// most 1 in magnitude, and entry i of its last column, which belongs to the column of ones of U, at most s_i. Then for
+/// positive features and values of at most 1 in magnitude, with K_j and S_l as in GradientSizes,
 ///
 ///     dA_i: sum_r |A_ir dA_ir| <= rows_i s_i    dB_j: sum_r |B_jr dB_jr| <= 2 K_j
 ///     dU_j: <= K_j                              c_l dc_l: <= 2 c_l S_l
 ///
-/// if no value is above 1. With features of both signs |A_i| |B_j| replaces A_i.B_j, in K and S too.
+/// With features of both signs |A_i| |B_j| replaces A_i.B_j, in K and S too.
 template <Real T>
 struct GradientMeasure {
   const T* sizes;  // s_i (n_q)
   const T* rows;   // sum_j c[j-i] A_i.B_j (n_q), or less
   bool all_positive;
-  double tolerance;  // relative to these sums: the right-hand sides
+  double tolerance;  // relative to the right-hand sides above
 };
 
 /// How many gradients were recomputed, and the error bound of the others.
 struct GradientChecks {
   Index queries = 0, keys = 0, lags = 0;  // recomputed
-  double error_bound = 0;                 // the largest bound of those that were not recomputed, relative to their sums
+  double error_bound = 0;                 // the largest of the other bounds, relative as in GradientMeasure
 };
 
-/// The gradients of a product with U = [V 1] for G (n_q,p). Those whose error bound exceeds half of the tolerance are
-/// recomputed; if these are most, all gradients are.
+/// The gradients of a product with U = [V 1] for G (n_q,p). Gradients whose error bound exceeds half of the tolerance
+/// are recomputed. If most of them exceed it, all gradients are recomputed.
 template <Real T>
 class CheckedGradients {
  public:
@@ -48,7 +48,7 @@ class CheckedGradients {
                    const Team& team)
       : m_product(product), m_x(x), m_G(G), m_by(by), m_team(team) {}
 
-  /// Writes them to out; out.dc may be empty. Throws like Product::gradients().
+  /// Writes the gradients to `out`; out.dc may be empty. Throws like Product::gradients().
   GradientChecks find(GradientRefs<T> out) const {
     Workspace& workspace = m_team.workspace();
     const Workspace::Scope scope(workspace);
@@ -102,7 +102,7 @@ class CheckedGradients {
   }
 
  private:
-  // the gradients by the engine, and the sums of the sizes with the same rounding errors
+  // writes the gradients by the engine to `out`, and the sums K_j and S_l, also by the engine, to `sums`
   void find_with_sums(GradientRefs<T>& out, const GradientSizes<T>& sums) const {
     if (m_by.all_positive) return m_product.gradients(m_x, m_G, out, sums, m_team);
     m_product.gradients(m_x, m_G, out, {}, m_team);
@@ -148,7 +148,8 @@ class CheckedGradients {
     return norms;
   }
 
-  // the bound of a row as in attention/fallback/row_error_bound.hpp, with G_i in place of the output
+  // the queries whose dA_i fails its error bound. The bound of a row is as in attention/fallback/row_error_bound.hpp,
+  // with G_i in place of the output
   std::span<Index> flagged_queries(const T* sizes, GradientChecks& checks) const {
     Workspace& workspace = m_team.workspace();
     const Index n_q = m_x.A.rows(), values = m_x.U.cols() - 1;
@@ -168,7 +169,8 @@ class CheckedGradients {
     return bound == 0 ? 0 : sum > 0 && std::isfinite(sum) ? bound / sum : std::numeric_limits<double>::infinity();
   }
 
-  // those k < n whose error(k) may exceed half of the tolerance; checks.error_bound becomes the largest of the others
+  // the k < n whose error(k) may exceed half of the tolerance; checks.error_bound becomes the largest bound of the
+  // other k
   template <class Error>
   std::span<Index> flagged(Index n, GradientChecks& checks, Error&& error) const {
     Index *list = m_team.workspace().template take<Index>(n), count = 0;
@@ -182,7 +184,7 @@ class CheckedGradients {
     return {list, static_cast<std::size_t>(count)};
   }
 
-  // the number of pairs of slots at these lags
+  // the number of pairs of slots whose lag is first + l for an l of `numbers`; `lags` is the number of all lags
   static double pairs_of(std::span<const Index> numbers, Index first, Index lags) {
     double pairs = 0;
     for (const Index l : numbers) pairs += static_cast<double>(std::min({l + 1, lags - l, 1 - first, lags + first}));

@@ -18,7 +18,8 @@
 
 namespace nprf::toeplitz {
 
-/// The weight c[t_j - s_i] e^(e_j - M_i) of each pair of a query and a key, with the key log-scales e (factors.hpp).
+/// The weight w_ij = c[t_j - s_i] e^(e_j - M_i) of each pair of a query i in slot s_i and a key j in slot t_j. e_j is
+/// the key's log-scale, and e^M_i is what row i is divided by (factors.hpp).
 template <Real T>
 class PairWeights {
  public:
@@ -49,8 +50,8 @@ class PairWeights {
 
   T at_lag(Index lag) const { return m_c[lag]; }
 
-  /// The keys that queries i..i_last may have non-zero weights for, and the queries that may have them for keys
-  /// j..j_last.
+  /// keys_of: the range of keys to which queries i..i_last may give non-zero weights. queries_of: the range of queries
+  /// that may give non-zero weights to keys j..j_last.
   RowRange keys_of(Index i, Index i_last) const {
     return {m_keys.below(m_queries[i] + m_support.first), m_keys.below(m_queries[i_last] + m_support.last + 1)};
   }
@@ -69,12 +70,12 @@ class PairWeights {
 /// Which tokens are the rows of a tile; the others are its columns.
 enum class TileRows { queries, keys };
 
-/// The weights of some queries and all keys, or of some keys and all queries, in which rows are called queries and
-/// columns keys.
+/// The weights of some queries with all keys, or of some keys with all queries. In both cases the functions of
+/// TileWeights call the rows queries and the columns keys.
 template <Real T>
 class SelectedPairWeights final : public TileWeights<T> {
  public:
-  /// For the rows with these numbers, increasing.
+  /// `numbers` are the indices of the rows among all queries or all keys, in increasing order.
   SelectedPairWeights(TileRows rows, const PairWeights<T>& weights, std::span<const Index> numbers)
       : m_rows(rows), m_weights(weights), m_numbers(numbers) {}
 
@@ -112,19 +113,19 @@ class RecomputedGradients {
                       const Team& team)
       : m_weights(weights), m_x(x), m_G(G), m_out(out), m_team(team) {}
 
-  /// dA_i = sum_j w_ij (G_i.U_j) B_j of these queries. O(n_k (r + p)) each.
+  /// Writes dA_i = sum_j w_ij (G_i.U_j) B_j for these queries i. O(n_k (r + p)) each.
   void queries(std::span<const Index> numbers) const {
     contract(Weights(TileRows::queries, m_weights, numbers), {m_G, m_x.U, m_x.B, {}, {}}, m_out.dA);
   }
 
-  /// dB_j = sum_i w_ij (G_i.U_j) A_i and dU_j = sum_i w_ij (A_i.B_j) G_i of these keys. O(n_q (r + p)) each.
+  /// Writes dB_j = sum_i w_ij (G_i.U_j) A_i and dU_j = sum_i w_ij (A_i.B_j) G_i for these keys j. O(n_q (r + p)) each.
   void keys(std::span<const Index> numbers) const {
     contract(Weights(TileRows::keys, m_weights, numbers), {m_x.U, m_G, m_x.A, {}, {}}, m_out.dB);
     contract(Weights(TileRows::keys, m_weights, numbers), {m_x.B, m_x.A, m_G, {}, {}}, m_out.dU);
   }
 
-  /// dc_l = sum over t_j - s_i = l of e^(e_j - M_i) (A_i.B_j)(G_i.U_j) of these lags; dc's first lag is `first`.
-  /// O(r + p) a pair.
+  /// Writes dc_l = sum over t_j - s_i = l of e^(e_j - M_i) (A_i.B_j)(G_i.U_j) for these lags l. dc[0] is for the lag
+  /// `first`. O(r + p) for each pair.
   void lags(std::span<const Index> numbers, Index first) const {
     m_team.run(static_cast<Index>(numbers.size()), [&](Index at, Workspace&) {
       const Index lag = numbers[static_cast<std::size_t>(at)];
@@ -137,7 +138,7 @@ class RecomputedGradients {
     });
   }
 
-  /// All gradients, as by the direct engine; dc's first lag is `first`. O(n_q n_k (r + p)).
+  /// Writes all gradients, computed by tiles as in the direct engine. dc[0] is for the lag `first`. O(n_q n_k (r + p)).
   void all(Index first) const {
     Workspace& workspace = m_team.workspace();
     const Workspace::Scope scope(workspace);
@@ -170,7 +171,7 @@ class RecomputedGradients {
  private:
   using Weights = SelectedPairWeights<T>;
 
-  // the rows weights.numbers() of out = ((A B^T) o W) U
+  // writes the rows weights.numbers() of ((A B^T) o W) U to the same rows of out, for the weights W
   void contract(const Weights& weights, const Factors<T>& x, MatrixRef<T>& out) const {
     const Index count = static_cast<Index>(weights.numbers().size());
     const auto number = [&](Index k) { return weights.numbers()[static_cast<std::size_t>(k)]; };

@@ -12,7 +12,7 @@
 
 namespace nprf::cuda {
 
-/// Computes log_D and dy_y. `lanes` threads a row, which load whole sectors.
+/// Computes log_D and dy_y. `lanes` threads share a row, so that they load whole sectors of memory.
 template <Storage S, int lanes>
 __global__ void __launch_bounds__(256) exact_rows_kernel(ExactGradientTask<S> task) {
   start_kernel();
@@ -40,15 +40,15 @@ __device__ __forceinline__ bool has_row(const ExactGradientTask<S>& task, int z,
   return __syncthreads_or(thread < TileShape::tile && i < task.pairs.n_q && task.kinds[task.row(z, i)] == kind);
 }
 
-/// Clears the rows from t0 on of a tile of matrix z of x (n,channels). All threads of the block must call it, and
-/// synchronise before they add to the rows.
+/// Sets the rows of the tile that begins at t0 to zero, in matrix z of x [z, n, channels]. All threads of the block
+/// must call it, and synchronise before they add to the rows.
 __device__ __forceinline__ void clear_rows(float* x, int z, int t0, int n, int channels) {
   float* first = x + (static_cast<std::ptrdiff_t>(z) * n + t0) * channels;
   for (int e = static_cast<int>(threadIdx.x); e < min(TileShape::tile, n - t0) * channels; e += TileShape::threads)
     first[e] = 0;
 }
 
-/// Computes dq, dA, and the diagonals. Blocks (tiles of queries, z).
+/// Computes dq, dA, and the diagonals, as far as they are requested. blockIdx.x: tile of queries, blockIdx.y: z.
 template <Storage S>
 __global__ void __launch_bounds__(TileShape::threads) exact_queries_kernel(ExactGradientTask<S> task) {
   start_kernel();
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(TileShape::threads) exact_queries_kernel(Exact
         .add_to_queries(task.to.dA);
 }
 
-/// Computes dk, dB and dv, those that are requested. Blocks (tiles of keys, z).
+/// Computes dk, dB and dv, as far as they are requested. blockIdx.x: tile of keys, blockIdx.y: z.
 template <Storage S>
 __global__ void __launch_bounds__(TileShape::threads) exact_keys_kernel(ExactGradientTask<S> task) {
   start_kernel();
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(TileShape::threads) exact_keys_kernel(ExactGra
   }
 }
 
-/// Queues log_D and dy_y, which the others need.
+/// Queues log_D and dy_y, which all following kernels read.
 template <Storage S>
 void queue_exact_rows(const ExactGradientTask<S>& task, cudaStream_t stream) {
   constexpr int lanes = 8;
@@ -108,7 +108,7 @@ void queue_exact_rows(const ExactGradientTask<S>& task, cudaStream_t stream) {
          dim3{256, 1, 1}, 0, stream, task);
 }
 
-/// Queues those of queries, and the diagonals.
+/// Queues dq, dA, and the diagonals.
 template <Storage S>
 void queue_exact_queries(const ExactGradientTask<S>& task, cudaStream_t stream) {
   if (task.pairs.n_q == 0 || task.z == 0) return;
@@ -117,7 +117,7 @@ void queue_exact_queries(const ExactGradientTask<S>& task, cudaStream_t stream) 
          dim3{TileShape::threads, 1, 1}, ExactPairTile<S, SoftmaxScores<S>, PairSide::queries>::shared, stream, task);
 }
 
-/// Queues those of keys and values.
+/// Queues dk, dB and dv.
 template <Storage S>
 void queue_exact_keys(const ExactGradientTask<S>& task, cudaStream_t stream) {
   if (task.pairs.n_k == 0 || task.z == 0) return;
@@ -126,7 +126,8 @@ void queue_exact_keys(const ExactGradientTask<S>& task, cudaStream_t stream) {
          dim3{TileShape::threads, 1, 1}, ExactPairTile<S, SoftmaxScores<S>, PairSide::keys>::shared, stream, task);
 }
 
-/// Queues db if it is requested, after the diagonals and those of db by the engine.
+/// Queues what exact pairs add to db, if db is requested. It must follow the diagonals, and the engine's gradients in
+/// db.
 template <Storage S>
 void queue_exact_entries(const ExactGradientTask<S>& task, cudaStream_t stream) {
   constexpr int threads = 128;

@@ -21,7 +21,7 @@ struct FeatureNormsTask {
   float* norms;
 };
 
-/// Blocks (rows, z).
+/// blockIdx.x: rows, blockIdx.y: z.
 template <class Feature>
 __global__ void __launch_bounds__(256) feature_norms_kernel(FeatureNormsTask<Feature> task) {
   start_kernel();
@@ -42,14 +42,15 @@ void queue_feature_norms(const FeatureNormsTask<Feature>& task, int z, cudaStrea
          dim3{blocks_of<256>(task.norms_stride), static_cast<unsigned>(z), 1}, dim3{256, 1, 1}, 0, stream, task);
 }
 
-/// With exact pairs or features that are a series: lists the rows that exact softmax replaces, which are those that
-/// fail the FFT error bound, those whose denominator does not keep its precision or is not positive, and those whose
-/// terms cancel (terms_cancel). The sums of rows that attend to no key become zero.
+/// With a near field, sinks, or features that are a series: lists the rows that exact softmax replaces. These are the
+/// rows that fail the FFT error bound, those whose denominator does not keep its precision or is not positive, and
+/// those whose terms cancel (terms_cancel). If such a row attends to no key, it is not listed: its denominator becomes
+/// zero.
 struct FailingRowsTask {
   Sums sums;
-  bool positive;            // whether the features are
+  bool positive;            // whether no feature is negative
   const bool* fails_bound;  // [z, n_q]; null: no FFT
-  Sums terms;               // its D is sum_j |A_i| c_ij |B_j|, for features of both signs; null D: D itself
+  Sums terms;               // terms.D is sum_j |A_i| c_ij |B_j|, for features of both signs; if null, it is D itself
   const float* near_D;      // [z, n_q]: the near part of D
   AttentionMask attention_mask;
   RowList rows;

@@ -10,14 +10,14 @@
 
 namespace nprf::cuda {
 
-/// The sum of g over the pairs of matrix z at lag j - i of a sequence, which is near, from the diagonals: the part of a
-/// thread of `threads`.
+/// The sum of g over the pairs of matrix z whose lag is `lag` = j - i, for a near lag of a sequence, from the
+/// diagonals. `threads` threads divide the sum; this is the part of thread `thread`.
 template <Storage S>
 __device__ __forceinline__ float near_lag_gradient(const ExactGradientTask<S>& task, int z, int lag, int thread,
                                                    int threads) {
   constexpr int tile = TileShape::tile;
   const int tiles_of_lag =
-      (lag < 0 ? lag - (tile - 1) : lag) / tile;  // rounded down: the lag is in this tile and the next
+      (lag < 0 ? lag - (tile - 1) : lag) / tile;  // rounded down: tiles with the lag have J - I = this or 1 more
   float sum = 0;
   for (int I = thread; I < TileShape::tiles(task.pairs.n_q); I += threads) {
     const KeyTiles near = task.pairs.near_tiles(z, I);
@@ -29,7 +29,7 @@ __device__ __forceinline__ float near_lag_gradient(const ExactGradientTask<S>& t
   return sum;
 }
 
-/// The share of a pair in db, from its score and dy.v.
+/// What a pair adds to db, from its rows and dy_v = dy_i.v_j.
 template <Storage S, class Scores>
 __device__ __forceinline__ float pair_gradient(const ExactGradientTask<S>& task, const Scores& scores, int z, int i,
                                                int j, float dy_v) {
@@ -41,7 +41,9 @@ __device__ __forceinline__ float pair_gradient(const ExactGradientTask<S>& task,
   return Scores::weight(s, task.gradients(scores, z, i, j, s, dy_v).y);
 }
 
-/// The sum of g over the pairs of matrix z that an entry of db has, from their queries, keys and values: likewise.
+/// A part of db[entry] of matrix z, which is one head of one sequence: the sum of g = dL/db_ij over the pairs whose
+/// bias is that entry, from their queries, keys and values. `threads` threads divide it; this is the part of thread
+/// `thread`.
 template <Storage S>
 __device__ __forceinline__ float entry_gradient(const ExactGradientTask<S>& task, int z, int entry, int thread,
                                                 int threads) {
@@ -53,7 +55,7 @@ __device__ __forceinline__ float entry_gradient(const ExactGradientTask<S>& task
   if (only_sinks && sinks.end == 0) return 0;
   const PairsOfEntry of_grid{b.places, b.first, b.size, entry};
   const int count = b.places.is_grid() ? of_grid.count() : n_q;
-  // in a sequence key j of the entry is that of query j + first
+  // in a sequence the pairs of the entry are those of query j + first and key j
   const int first = n_q - 1 - entry;
   const bool is_short = only_sinks && !b.places.is_grid();
   const int end = is_short ? min(count, first + sinks.end) : count;
@@ -73,7 +75,7 @@ __device__ __forceinline__ float entry_gradient(const ExactGradientTask<S>& task
   return sum;
 }
 
-/// Adds to db. Blocks (entries, positions).
+/// Adds the gradients of exact pairs to db. blockIdx.x: entry of db, blockIdx.y: position.
 template <Storage S, int threads>
 __global__ void __launch_bounds__(threads) exact_entries_kernel(ExactGradientTask<S> task) {
   start_kernel();

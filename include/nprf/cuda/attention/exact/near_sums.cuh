@@ -12,7 +12,7 @@ namespace nprf::cuda {
 /// Features of queries that may be changed, in the layout of FeatureTask::phi.
 template <class Feature>
 struct FeatureRows {
-  Feature* phi;  // [z, r, stride], or [z, n, stride]
+  Feature* phi;  // [z, r, stride], or by token [z, n, stride]
   int r, stride;
 
   __device__ __forceinline__ Feature& at(int z, int n, int i, int f) const {
@@ -30,8 +30,8 @@ struct FeatureRows {
   }
 };
 
-/// The logarithms of what the far weights A_i.B_j c of a query have to be multiplied by, to get them in the units of
-/// exact weights exp(q_i.k_j + b_ij - weight_bias).
+/// For each query the logarithm of a factor. Multiplied by the factor, the far weights A_i.B_j c_ij of the query are in
+/// the units of the exact weights exp(q_i.k_j + b_ij - weight_bias).
 struct FarLogScales {
   const float* log_factors;  // [z, n_q]: FeatureTask::log_factors
   const int* max_log_scale;  // [z / group]: FeatureTask::max_log_scale of the keys; null: `shift`
@@ -46,20 +46,21 @@ struct FarLogScales {
   }
 };
 
-/// Adds near pairs and attention sinks, whose keys have the features 0, to the sums of far pairs: with the far sums
-/// N_i, D_i of row i in units of exp(far_i),
+/// Adds near pairs and attention sinks to the sums of far pairs, in which they count nothing: near lags have the weight
+/// 0 there, and sinks have the features 0. With the far sums N_i, D_i of row i in units of exp(far_i), where far_i is
+/// far.of(), and the exponents e_ij = q_i.k_j + ExactPairs::bias() of the pairs that are added,
 ///
-///     N_i <- N_i exp(far_i - scale_i) + sum_near exp(q_i.k_j + b_ij - scale_i) v_j    and D_i with values of 1
+///     N_i <- N_i exp(far_i - scale_i) + sum_j exp(e_ij - scale_i) v_j      D_i likewise, with 1 for v_j
 ///
-/// where scale_i is far_i or the largest near exponent, whichever is larger, so that nothing overflows. Where it is the
-/// latter, the features A_i are multiplied by exp(far_i - scale_i) too. If that exponent is below -10^6, its biases
-/// have lost digits of the exponents in their difference from weight_bias: D_i becomes 0, so that the row is one by
-/// exact softmax. O(n_q w (d + p)) for w near keys and sinks.
+/// where scale_i is the larger one of far_i and the largest e_ij, so that nothing overflows. If it is the largest e_ij,
+/// the features A_i are multiplied by exp(far_i - scale_i), too. If moreover the largest e_ij is below -10^6, the e_ij
+/// have lost digits, since their biases are far from weight_bias: D_i becomes 0, so that the row is recomputed by exact
+/// softmax. O(n_q w (d + p)) for w near keys and sinks of a query.
 template <Storage S, class Feature>
 struct NearSumsTask {
   ExactPairs pairs;
   SoftmaxScores<S> scores;
-  Columns<S> U;  // values divided as those of the far sums
+  Columns<S> U;  // values divided by the same powers of two as in the far sums
   FarLogScales far;
   Sums sums;
   FeatureRows<Feature> A;
@@ -82,7 +83,7 @@ __device__ __forceinline__ void add_near_row(const NearSumsTask<S, Feature>& tas
   const bool is_coarse = rises && most < -1e6;
   const float near_factor = is_empty || is_coarse ? 0.0f : rises ? 1.0f : expf(static_cast<float>(most - far));
   const float far_factor = is_coarse ? 0.0f : rises ? expf(static_cast<float>(far - most)) : 1.0f;
-  // multiplies the parts of `count` far sums, and adds near ones to the first part
+  // multiplies all parts of `count` far sums by far_factor, and adds near_factor * more to the first part
   const auto add = [&]<int count>(float* sums, std::ptrdiff_t part_stride, const float(&more)[count]) {
     for (int part = 0; !is_empty && part < (rises ? task.sums.parts : 1); ++part) {
       float all[count];
@@ -109,7 +110,7 @@ __device__ __forceinline__ void add_near_row(const NearSumsTask<S, Feature>& tas
   task.near_D[row] = is_empty ? 0.0f : near_factor * near_D;
 }
 
-/// Blocks (tiles of queries, z and tiles of columns).
+/// blockIdx.x: tile of queries, blockIdx.y: z and tile of columns.
 template <Storage S, class Feature>
 __global__ void __launch_bounds__(TileShape::threads) near_sums_kernel(NearSumsTask<S, Feature> task) {
   start_kernel();
@@ -126,7 +127,7 @@ __global__ void __launch_bounds__(TileShape::threads) near_sums_kernel(NearSumsT
   for (int i = 0; i < 4; ++i) add_near_row(task, near, z, i);
 }
 
-/// Also sets log_scales and near_D where there is no near field.
+/// Sets log_scales and near_D also without a near field and sinks.
 template <Storage S, class Feature>
 void queue_near_sums(const NearSumsTask<S, Feature>& task, int z, cudaStream_t stream) {
   if (task.pairs.n_q == 0 || z == 0) return;

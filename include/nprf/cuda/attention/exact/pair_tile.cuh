@@ -10,11 +10,13 @@
 
 namespace nprf::cuda {
 
-/// Of a tile of queries and one of keys, those whose rows get sums over the others.
+/// Which tokens of a tile of queries and a tile of keys get sums: the queries, over the keys, or the keys, over the
+/// queries.
 enum class PairSide { queries, keys };
 
-/// A tile of queries and one of keys: p of its pairs and the gradients of their scores, and products with other rows. A
-/// block of 16 x 16 threads; all of them must call all functions.
+/// A tile of queries and a tile of keys. It computes p of the pairs and the gradients g of their scores
+/// (ExactGradients), and adds the products of p and g with rows of other matrices to gradients. A block of 16 x 16
+/// threads; all of them must call all functions.
 template <Storage S, class Scores, PairSide side>
 class ExactPairTile {
  public:
@@ -44,13 +46,13 @@ class ExactPairTile {
     store_pairs(g(), of_g);
   }
 
-  /// dq_i += sum_j g_ij k_j, for the rows q and k of the scores and the gradients g of these
+  /// dq_i += sum_j g_ij k_j, for the rows q and k of Scores and the gradients g_ij of the scores
   __device__ __forceinline__ void add_to_queries(float* dq) const
     requires(side == PairSide::queries)
   {
     add_rows(dq, m_i0, m_task.pairs.n_q, g(), m_scores.k, m_scores.factors_of_k(m_z), m_j0);
   }
-  /// dk_j += sum_i g_ij q_i and dv_j += sum_i p_ij dy_i, unless they are null
+  /// dk_j += sum_i g_ij q_i unless dk is null, and dv_j += sum_i p_ij dy_i unless dv is null
   __device__ __forceinline__ void add_to_keys(float* dk, float* dv) const
     requires(side == PairSide::keys)
   {
@@ -77,7 +79,7 @@ class ExactPairTile {
   __device__ __forceinline__ static float* a() { return shared_memory<float>(); }  // (k_tile,tile)
   __device__ __forceinline__ static float* b() { return a() + k_tile * stride; }   // (k_tile,tile)
   __device__ __forceinline__ static float* x() { return a(); }                     // (tile,tile), in place of a and b
-  // (tile,tile): the entry of a token t of `side` and an s of the other is at TileShape::pair(s, t)
+  // (tile,tile): the entry of a token t of `side` and a token s of the other side is at TileShape::pair(s, t)
   __device__ __forceinline__ static float* p() { return b() + k_tile * stride; }
   __device__ __forceinline__ static float* g() { return p() + tile * stride; }
   // entry k of this thread's array, in place of p and g

@@ -12,12 +12,13 @@
 
 namespace nprf::cuda {
 
-/// The biases of pairs that are computed one by one. Those of the field are relative to the bias at which the weight of
-/// a far pair of the query is 1, and those of a row by exact softmax to its largest.
+/// The biases of pairs that are computed one by one. In a row of RowKind::field they are relative to the bias at which
+/// the weight of a far pair of the query is 1. In a row of RowKind::softmax they are relative to the row's largest
+/// bias, and in a row of RowKind::features they are the position's.
 struct ExactPairs {
   int heads, n_q, n_k;
   DeviceBias b;
-  const double* weight_bias;  // [position]
+  const double* weight_bias;  // [position]: the bias at which a weight is 1
   double* largest_biases;     // [z, n_q]: of the rows by exact softmax
   const bool* key_mask;       // [sequence, n_k]: false is padding; null: no padding
   const int2* sink_ranges;    // [sequence], as in SinksTask; null: no sinks
@@ -34,18 +35,18 @@ struct ExactPairs {
     return {range.x, range.y};
   }
 
-  /// Tiles of keys: those with sinks, then others.
+  /// A list of tiles of keys: first those with sinks, then others.
   struct Tiles {
     int first_sinks, sink_tiles, first_others, count;
 
-    /// The first key of a tile, from 0 to count - 1.
+    /// The first key of the listed tile `tile`, from 0 to count - 1.
     __device__ __forceinline__ int operator()(int tile) const {
       return (tile < sink_tiles ? first_sinks + tile : first_others + tile - sink_tiles) * TileShape::tile;
     }
   };
 
-  /// The tiles with sinks of matrix z or with these keys, each once, without those before the first sink, which have
-  /// only padding.
+  /// The tiles that have sinks of matrix z or some of these keys, each once. Tiles before the first sink are left out:
+  /// they have only padding.
   __device__ __forceinline__ Tiles tiles_with(int z, const Keys& keys) const {
     const Keys of_sinks = sinks(z);
     const int first_sinks = of_sinks.first / TileShape::tile, end_sinks = TileShape::tiles(of_sinks.end);
@@ -54,8 +55,8 @@ struct ExactPairs {
     return {first_sinks, end_sinks - first_sinks, first, end_sinks - first_sinks + others};
   }
 
-  /// The bias of a query of this kind and a key; -infinity if the query does not attend to the key, or they are no such
-  /// pair.
+  /// The bias of query i, whose row is of this kind, and key j; -infinity if the query does not attend to the key, or
+  /// if a row of this kind does not compute the pair one by one.
   __device__ __forceinline__ double bias(int z, int i, int j, RowKind kind) const {
     if (kind == RowKind::field && !b.is_near(i, j) && j >= sinks(z).end) return minus_infinity;
     const double b_ij = position_bias(z, i, j);
@@ -72,7 +73,7 @@ struct ExactPairs {
     if (lane == 0) largest_biases[row(z, i)] = largest;
   }
 
-  /// Keys among which are all that are near the queries first_row..last_row.
+  /// A range of keys that has all keys near the queries first_row..last_row, and maybe others.
   __device__ __forceinline__ Keys near_keys(int first_row, int last_row) const {
     if (b.near.width == 0) return {0, 0};
     const Index reach = b.near.range().last;
@@ -85,21 +86,22 @@ struct ExactPairs {
     const Index offset = -static_cast<Index>(b.first) - (b.n_q - 1);
     return {clamped(first_row + offset - reach, n_k), clamped(last_row + offset + reach + 1, n_k)};
   }
-  /// The same for queries that are near the keys first_key..last_key.
+  /// A range of queries that has all queries near the keys first_key..last_key, and maybe others.
   __device__ __forceinline__ Keys near_queries(int first_key, int last_key) const {
-    if (b.near.width == 0 || b.places.is_grid()) return near_keys(first_key, last_key);  // which are symmetric
+    if (b.near.width == 0 || b.places.is_grid()) return near_keys(first_key, last_key);  // nearness is symmetric
     const Index reach = b.near.range().last, offset = -static_cast<Index>(b.first) - (b.n_q - 1);
     return {clamped(first_key - offset - reach, n_q), clamped(last_key - offset + reach + 1, n_q)};
   }
 
-  /// The tiles of keys that are near a tile of queries, without those that tiles_with() leaves out, for a sequence.
+  /// For a sequence, not a grid: the tiles of near_keys() of a tile of queries, without the tiles that tiles_with()
+  /// leaves out.
   __device__ __forceinline__ KeyTiles near_tiles(int z, int tile_of_queries) const {
     const int first_row = tile_of_queries * TileShape::tile;
     const Keys keys = near_keys(first_row, min(first_row + TileShape::tile, n_q) - 1);
     if (keys.first >= keys.end) return {0, 0};
     return {max(keys.first, sinks(z).first) / TileShape::tile, TileShape::tiles(keys.end)};
   }
-  /// How many there are at most, of n_k keys.
+  /// The largest number of tiles that near_tiles() can return for n_k keys.
   static int most_near_tiles(const DeviceBias& b, int n_k) {
     const Index keys = TileShape::tile + b.near.range().last - b.near.range().first;
     return static_cast<int>(std::min<Index>(keys, n_k) / TileShape::tile) + 2;
@@ -124,7 +126,7 @@ struct ExactPairs {
   __device__ __forceinline__ int in_slots(Index slot) const { return clamped(slot, b.places.end); }
 };
 
-/// The sum of x, or the maximum, over the 16 threads that share a row of a tile.
+/// Reduces x by f, such as a sum or a maximum, over the 16 threads that share a row of a tile.
 template <class T, class F>
 __device__ __forceinline__ T over_row(T x, F&& f) {
   for (int step = 8; step > 0; step /= 2) x = f(x, __shfl_xor_sync(~0u, x, step));

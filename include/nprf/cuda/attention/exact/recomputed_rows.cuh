@@ -15,26 +15,29 @@
 
 namespace nprf::cuda {
 
-/// Recomputes the listed rows from their pairs: from their features, with weights relative to the largest bias of the
-/// row, or by exact softmax, or a row whose denominator underflows even then by softmax. Rows go to y, or to the sums:
-/// N_i becomes y_i and D_i 1, of which scale_i is the logarithm of the sum of weights, relative to ExactPairs::bias().
-/// O(rows n_k (r + d + p)).
+/// Recomputes the listed rows from their pairs. If by_features is true, a row is first computed from its features, with
+/// weights relative to the row's largest bias. If the row's denominator underflows even with these weights, the row is
+/// computed by exact softmax if by_softmax is true, and is zero otherwise. If by_features is false, all rows are
+/// computed by exact softmax.
+///
+/// If log_scales is null, rows go to y. Otherwise they go to the sums: N_i becomes y_i, D_i becomes 1, and scale_i
+/// becomes the logarithm of the sum of the row's weights, for the biases ExactPairs::bias(). O(rows n_k (r + d + p)).
 template <Storage S, class Feature>
 struct RecomputedRowsTask {
   ExactPairs pairs;
   FeatureScores<Feature> features;
   SoftmaxScores<S> softmax;
-  bool by_features, by_softmax;  // rows whose denominator underflows are zero if by_features alone
-  Columns<S> U;                  // values divided as those of the sums
+  bool by_features, by_softmax;
+  Columns<S> U;  // values divided by the same powers of two as in the sums
   RowList rows;
   CheckedSums sums;
   DeviceMatrixView<S> y;
   double* log_scales;  // [z, n_q]: scale_i; null: rows go to y
-  RowKind* kinds;      // [z, n_q]: set for these rows, unless they are zero or go to y
+  RowKind* kinds;      // [z, n_q]: set for the listed rows that go to the sums, unless they are zero
   Counts* counts;
 };
 
-/// Row i of a tile, of which all threads of the block have a part.
+/// Row i < 4 of this thread's rows of a tile; 16 threads share a row.
 template <Storage S, class Feature>
 class RecomputedRow {
  public:
@@ -48,15 +51,15 @@ class RecomputedRow {
         m_most(tile.most(i)) {}
 
   __device__ __forceinline__ bool exists() const { return m_query >= 0; }
-  /// Whether the denominator of a row of features keeps its precision, or is NaN. If softmax cannot replace the row, it
-  /// may be so small that only its inverse is far from overflow.
+  /// Whether the denominator of a row of features keeps its precision, or is NaN. If softmax cannot replace the row,
+  /// the denominator may be smaller: it suffices that its inverse is far from overflow.
   __device__ __forceinline__ bool keeps_precision() const {
     constexpr float unit = OperandScales::of_features<Feature>().unit, least = 0x1p-102f;
     const float D = unit * m_D;
     return m_D != m_D || (m_task.by_softmax ? denominator_keeps_precision(D, true) : D >= least && D <= largest_float);
   }
 
-  /// Writes this thread's part of the row, if there is one.
+  /// Writes this thread's columns of the row, if they exist, and the row's scalars if m_is_first.
   template <class Tile>
   __device__ __forceinline__ void store(const Tile& tile, int i, RowKind kind) const {
 #pragma unroll
@@ -100,7 +103,9 @@ class RecomputedRow {
   double m_most;
 };
 
-/// The rows of a block's tile that a thread has a part of, as bits. All threads of the block must call both functions.
+/// Computes a tile of listed rows from their features, and stores the rows that keep their precision. If softmax can
+/// replace the other rows, returns which of this thread's rows these are, as bits 1 << i; otherwise stores zeros in
+/// them. All threads of the block must call it.
 template <Storage S, class Feature>
 __device__ __forceinline__ unsigned store_rows_of_features(const RecomputedRowsTask<S, Feature>& task, int z,
                                                            const ListedRows& rows, int p0) {
@@ -121,6 +126,8 @@ __device__ __forceinline__ unsigned store_rows_of_features(const RecomputedRowsT
   }
   return left;
 }
+/// Computes a tile of listed rows by exact softmax, and stores this thread's rows i whose bit 1 << i is set in `which`.
+/// All threads of the block must call it.
 template <Storage S, class Feature>
 __device__ __forceinline__ void store_rows_of_softmax(const RecomputedRowsTask<S, Feature>& task, int z,
                                                       const ListedRows& rows, int p0, unsigned which) {
@@ -136,8 +143,8 @@ __device__ __forceinline__ void store_rows_of_softmax(const RecomputedRowsTask<S
   }
 }
 
-/// Each block computes every gridDim.x-th tile of rows. Blocks (tiles of rows, z and tiles of columns), of which one a
-/// multiprocessor is enough: registers would spill if two had to share them.
+/// Each block computes every gridDim.x-th tile of listed rows, from tile blockIdx.x on. blockIdx.y: z and tile of
+/// columns. A multiprocessor need not run two blocks at a time: with half of the registers each, they would spill.
 template <Storage S, class Feature>
 __global__ void __launch_bounds__(TileShape::threads, 1) recomputed_rows_kernel(RecomputedRowsTask<S, Feature> task) {
   start_kernel();
@@ -151,7 +158,8 @@ __global__ void __launch_bounds__(TileShape::threads, 1) recomputed_rows_kernel(
   }
 }
 
-/// Queues the rows of `z` matrices, by at least `blocks` blocks, or fewer if these suffice for all rows.
+/// Queues the recomputation of the listed rows of `z` matrices, by at least `blocks` blocks, or fewer if these suffice
+/// for all rows.
 template <Storage S, class Feature>
 void queue_recomputed_rows(const RecomputedRowsTask<S, Feature>& task, int z, int blocks, cudaStream_t stream) {
   if (task.pairs.n_q == 0 || z == 0) return;

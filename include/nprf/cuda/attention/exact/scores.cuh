@@ -13,8 +13,10 @@ namespace nprf::cuda {
 ///     SoftmaxScores    s = q'.k'      weight exp(s + b)
 ///     FeatureScores    s = A_i.B_j    weight s exp(b)
 ///
-/// With e = exp(exponent(s, b)) the weight is weight(s, e). If h is e times the gradient of the weight, then dL/ds = h
-/// and dL/db = weight(s, h). Here of rows that are normalised when they are loaded, x' = factor x.
+/// With e = exp(exponent(s, b)) the weight is weight(s, e). If h is e * dL/dweight, then dL/ds = h and
+/// dL/db = weight(s, h).
+///
+/// SoftmaxScores are those of rows that are normalised when they are loaded, x' = factor x.
 template <Storage S>
 struct SoftmaxScores {
   static constexpr bool of_features = false;
@@ -38,7 +40,7 @@ struct SoftmaxScores {
   __device__ __forceinline__ static float weight(float, float e) { return e; }
 };
 
-/// The same of features.
+/// The scores of features.
 template <class Feature>
 struct FeatureScores {
   static constexpr bool of_features = true;
@@ -48,7 +50,7 @@ struct FeatureScores {
   __device__ __forceinline__ static NoFactors factors_of_q(int) { return {}; }
   __device__ __forceinline__ static NoFactors factors_of_k(int) { return {}; }
   __device__ __forceinline__ static double exponent(float, double bias) { return bias; }
-  // not -0 if s is negative
+  // 0 and not -0 where e is 0 and s is negative: SoftmaxTile marks pairs that do not exist by -0
   __device__ __forceinline__ static float weight(float s, float e) { return fmaf(s, e, 0.0f); }
 };
 

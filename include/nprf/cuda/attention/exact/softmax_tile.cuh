@@ -12,11 +12,11 @@ namespace nprf::cuda {
 /// Sums over some pairs of a tile of queries, with a running maximum (Milakov and Gimelshein 2018):
 ///
 ///     N_i = sum_j w_ij v_j    D_i = sum_j w_ij    w_ij = exp(e_ij - most_i)    e_ij = q'_i.k'_j + b_ij
-///                                                 w_ij = s_ij exp(b_ij - most_i) of features
+///                                   of features   w_ij = s_ij exp(b_ij - most_i), s_ij = A_i.B_j
 ///
-/// A query without such pairs has the largest exponent -infinity and sums of 0. A block of 16 x 16 threads, each with
-/// 4 x 4 entries of N in registers; of the 16 threads that share four rows, thread i < 4 also has most and D of row i.
-/// All threads of the block must call add_tile(), most() and denominator().
+/// where most_i is the largest e_ij, or b_ij of features. A query without such pairs has most_i = -infinity and sums of
+/// 0. A block of 16 x 16 threads, each with 4 x 4 entries of N in registers; of the 16 threads that share four rows,
+/// thread i < 4 also has most and D of row i. All threads of the block must call add_tile(), most() and denominator().
 template <Storage S, class Scores, class Rows>
 class SoftmaxTile {
  public:
@@ -60,17 +60,17 @@ class SoftmaxTile {
         add_outer(m_N, weights() + TileShape::pair(k, m_row), u() + k * stride + m_column);
   }
 
-  /// Of this thread: the query of its row i < 4, or -1, its column j < 4, and its sums.
+  /// Of this thread: the query of its row i < 4, or -1 if there is none; its column j < 4; and its sums.
   __device__ __forceinline__ int query(int i) const { return m_rows(m_row + i); }
   __device__ __forceinline__ int column(int j) const { return m_p0 + m_column + j; }
-  __device__ __forceinline__ int share() const { return m_column / 4; }  // of 16 threads that share a row
+  __device__ __forceinline__ int share() const { return m_column / 4; }  // which of the 16 threads of a row
   __device__ __forceinline__ double most(int i) const { return of_row(m_most, i); }
   __device__ __forceinline__ float numerator(int i, int j) const { return m_N[i][j]; }
   __device__ __forceinline__ float denominator(int i) const { return of_row(m_D, i); }
 
  private:
   static constexpr int tile = TileShape::tile, k_tile = TileShape::k_tile, stride = TileShape::stride;
-  static constexpr int bits_of_absent = -2147483647 - 1;  // of -0
+  static constexpr int bits_of_absent = -2147483647 - 1;  // those of -0
 
   __device__ __forceinline__ static float* a() { return shared_memory<float>(); }       // (k_tile,queries)
   __device__ __forceinline__ static float* b() { return a() + k_tile * stride; }        // (k_tile,keys)
@@ -149,7 +149,8 @@ class SoftmaxTile {
     m_D = fmaf(m_D, factor, sum);
   }
 
-  // adds the first keys of the tile, each to the rows that have a pair with it: values may not be finite
+  // adds the first `count` keys of the tile, each only to the rows that have a pair with it: its values may be
+  // non-finite
   __device__ __forceinline__ void add_present_keys(int count) {
 #pragma unroll 1
     for (int k = 0; k < count; ++k)

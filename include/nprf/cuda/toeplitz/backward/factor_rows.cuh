@@ -11,10 +11,10 @@
 
 namespace nprf::cuda {
 
-/// Rounds matrices [z, channels, stride] of floats by channel to matrices [z, n, row] of T by token, as tensor cores
-/// read them: zero from `channels` to `row` on. Features are multiplied by feature_scale<T>. If there are `scales`, and
-/// T is half, each row is divided by a power of two of its own, scales[z, token], that takes its largest finite entry
-/// to [2^14, 2^15).
+/// Transposes and rounds matrices of float by channel, [z, channels, stride], to matrices of T by token, [z, n, row],
+/// as tensor cores read them. Rows are zero from `channels` on. If `scales` is null, the matrices are features, and are
+/// multiplied by feature_scale<T>. Otherwise, if T is half, each row is divided by a power of two, scales[z, token],
+/// that takes the largest finite entry of the row to [2^14, 2^15); if T is bfloat16, it is 1.
 template <MmaFactor T>
 struct FactorRowsTask {
   const float* x;
@@ -28,13 +28,13 @@ struct FactorRowsShape {
   static constexpr std::size_t shared = sizeof(float) * (channels * stride + threads);
 };
 
-/// Blocks (tiles of tokens, z) of threads (tokens, groups of channels).
+/// blockIdx.x: tile of tokens, blockIdx.y: z, threadIdx.x: token of the tile and group of channels.
 template <MmaFactor T>
 __global__ void __launch_bounds__(FactorRowsShape::threads) factor_rows_kernel(FactorRowsTask<T> task) {
   start_kernel();
   using Shape = FactorRowsShape;
   float *tile = shared_memory<float>(),
-        *maxima = tile + Shape::channels * Shape::stride;  // (channels,tokens) (threads)
+        *maxima = tile + Shape::channels * Shape::stride;  // tile (channels,tokens), maxima (threads)
   const int t = static_cast<int>(threadIdx.x) % Shape::tokens, g = static_cast<int>(threadIdx.x) / Shape::tokens;
   const int t0 = static_cast<int>(blockIdx.x) * Shape::tokens, z = static_cast<int>(blockIdx.y);
   const float* x = task.x + static_cast<std::ptrdiff_t>(z) * task.channels * task.stride;

@@ -16,9 +16,9 @@ namespace nprf::cuda {
 ///
 ///     dA = ((G U^T) o C) B     dB = ((U G^T) o C^T) A     dU = ((B A^T) o C^T) G
 ///
-/// in float by any engine, or on tensor cores (TensorGradients) with factors that are rounded to S. Factors are float
-/// by channel: A [z, r, n_q], B [z / group_of_B, r, n_k], G [z, p + 1, n_q] and U [z, p + 1, n_k]. O of three forward
-/// products.
+/// They are computed in float by any engine, or on tensor cores (TensorGradients) from factors that are rounded to S.
+/// Callers pass factors as float by channel: A [z, r, n_q], B [z / group_of_B, r, n_k], G [z, p + 1, n_q] and
+/// U [z, p + 1, n_k]. The cost is that of three forward products.
 template <Storage S>
 class GradientProducts {
  public:
@@ -30,7 +30,7 @@ class GradientProducts {
   }
 
   bool on_tensor_cores() const { return m_tensor.has_value(); }
-  /// Those in float, whose shapes and weights hold for both.
+  /// The products in float. Products on tensor cores have the same shapes and weights.
   const Product<float>& dA() const { return m_dA; }
   const Product<float>& dB() const { return m_dB; }
   const Product<float>& dU() const { return m_dU; }
@@ -40,18 +40,19 @@ class GradientProducts {
     for (const Product<float>* each : {&m_dA, &m_dB, &m_dU}) each->queue_spectrum(stream);
   }
 
-  /// The factors of a call in 16 bits; nothing in float.
+  /// Scratch memory of a call for the factors that are rounded to 16 bits. It is empty if the products are computed in
+  /// float.
   using Rows = typename TensorGradients<S>::Rows;
   Rows take_rows(Scratch& scratch) const { return m_tensor ? m_tensor->take_rows(scratch) : Rows{}; }
 
-  /// Scratch memory of one of the products, and its result.
+  /// Scratch memory of one of the three products, and its result, `sums`.
   struct Arrays {
     Sums sums;
     Product<float>::Arrays in_float;
     typename TensorGradients<S>::Arrays tensor;
   };
   Arrays take_dA(Scratch& scratch) const { return m_tensor ? of(m_tensor->take_dA(scratch)) : of(m_dA.take(scratch)); }
-  /// With room for `extra_parts` additional parts of the sums, in float.
+  /// If the products are computed in float, the arrays have room for `extra_parts` additional parts of the sums.
   Arrays take_dB(Scratch& scratch, int extra_parts) const {
     return m_tensor ? of(m_tensor->take_dB(scratch)) : of(m_dB.take(scratch, extra_parts));
   }
@@ -59,7 +60,7 @@ class GradientProducts {
     return m_tensor ? of(m_tensor->take_dU(scratch)) : of(m_dU.take(scratch, extra_parts));
   }
 
-  /// Queues the rows of A and B, and those of G and U; nothing in float.
+  /// Queue the rounding of A and B, or of G and U, to `rows`. They do nothing if the products are computed in float.
   void queue_features(const float* A, const float* B, const Rows& rows, cudaStream_t stream) const {
     if constexpr (!std::same_as<S, float>)
       if (m_tensor) m_tensor->queue_features(A, B, rows, stream);
@@ -69,8 +70,8 @@ class GradientProducts {
       if (m_tensor) m_tensor->queue_columns(G, U, rows, stream);
   }
 
-  /// Queue arrays.sums from two factors of weights by channel, and from the third as columns. On tensor cores they read
-  /// the rows instead.
+  /// Queue the computation of arrays.sums. In float the first two arguments are the factors of the weights, by channel,
+  /// and the third has the columns that are summed. On tensor cores all factors are read from `rows` instead.
   void queue_dA(const float* G, const float* U, const Columns<float>& B, const Rows& rows, const Arrays& arrays,
                 cudaStream_t stream) const {
     if constexpr (!std::same_as<S, float>)

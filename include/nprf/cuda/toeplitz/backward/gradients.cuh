@@ -13,38 +13,39 @@
 
 namespace nprf::cuda {
 
-/// The columns that take the place of features in the products of the backward pass, by channel:
+/// Computes the columns that take the place of features in the products of the backward pass, by channel:
 ///
 ///     G [z, p + 1, stride]   dL/d[N D] of y = N / D:  G_c = dy_c / D,  G_p = -sum_c dy_c N_c / D^2
-///     H [z, p + 1, stride]   if requested, G of recomputed rows; G is zero there
+///     H [z, p + 1, stride]   if not null, G of the rows that are recomputed, in which G itself is then zero
 ///     U [z, p + 1, stride]   [V 1]
 ///
-/// They are zero for queries whose D is zero, underflows or is infinite; for keys that are padding; for keys with
-/// non-finite values that no query attends to; and beyond the last token. They are zero, too, for rows that are
-/// recomputed from their pairs, whose gradients attention/exact/backward.cuh computes: those of `kinds`, or those that
-/// are listed here, since their D is zero, underflows or is infinite, though they attend to a key.
+/// G and H are zero for queries whose D is zero, underflows or is infinite. U is zero for keys that are padding, and
+/// for keys with non-finite values that no query attends to. All are zero beyond the last token. G and H are zero, too,
+/// for rows that are recomputed from their pairs, since attention/exact/backward.cuh computes the gradients of these
+/// rows. Without the list failing_rows they are the rows whose kind is not RowKind::field. With it they are the rows
+/// that are added to the list here, because their D is zero, underflows or is infinite, though they attend to a key.
 template <Storage S>
 struct GradientColumnsTask {
   Operand<S> dy;     // (n_q,p)
   CheckedSums sums;  // of the forward product
-  bool positive;     // whether the features are
+  bool positive;     // whether the features are positive
   Columns<S> V;      // (n_k,p + 1)
   int z, stride_q, stride_k;
   float *G, *H, *U;      // H may be null
   bool* recomputed;      // the flags in `sums`, if H is not null; cleared for rows whose H is zero
-  RowList failing_rows;  // the list; null: none
-  RowKind* kinds;        // [z, n_q]: becomes RowKind::field if there is a list; null: no pairs of rows are exact
+  RowList failing_rows;  // rows are added to this list; null: there is no list
+  RowKind* kinds;        // [z, n_q]: set to RowKind::field if there is a list; null: no row has exact pairs
   AttentionMask attention_mask;
 };
 
-/// A block has a tile of tokens. A warp reads 32 channels of a token and writes 32 tokens of a channel, both in whole
-/// sectors; the tile in shared memory transposes.
+/// A block has a tile of tokens, which it transposes in shared memory: a warp reads 32 channels of a token, and writes
+/// 32 tokens of a channel, both in whole sectors.
 struct GradientColumnsShape {
   static constexpr int tokens = 32, channels = 32, warps = 8, threads = 32 * warps, turns = tokens / warps,
                        stride = tokens + 1;
 };
 
-/// The columns of a tile of tokens. All threads of a block of GradientColumnsShape take part.
+/// Computes the columns for a tile of tokens. All threads of a block of GradientColumnsShape take part.
 template <Storage S>
 class GradientColumnsTile {
  public:
@@ -58,7 +59,7 @@ class GradientColumnsTile {
 
   __device__ __forceinline__ void store_U() const {
     const ColumnsOf<S> V = m_task.V.of(m_z);
-    bool is_ignored[Shape::turns];  // such keys must not affect any gradient
+    bool is_ignored[Shape::turns];  // non-finite, and no query attends to it: must not affect any gradient
     for (int turn = 0; turn < Shape::turns; ++turn) {
       const int j = m_t0 + token(turn);
       bool finite = true;
@@ -80,7 +81,7 @@ class GradientColumnsTile {
     for (int turn = 0; turn < Shape::turns; ++turn) rows[turn] = row(m_t0 + token(turn));
     const int own = m_t0 + m_lane;  // the token that this thread writes
     const bool moves = m_task.H && own < n_q && m_task.sums.is_recomputed(first_row() + own);
-    __syncthreads();  // all have read the flags
+    __syncthreads();  // all threads have read the flags
     if (m_warp == 0) mark(own);
     const auto put_gradient = [&](int column, float x) {
       put(m_task.G, m_task.stride_q, column, moves ? 0.0f : x);
@@ -117,7 +118,7 @@ class GradientColumnsTile {
   };
 
   __device__ __forceinline__ static float* tile() { return shared_memory<float>(); }  // (channels,tokens)
-  // the token that this warp reads, in the tile
+  // the token of the tile that this warp reads in a turn
   __device__ __forceinline__ int token(int turn) const { return turn * Shape::warps + m_warp; }
   __device__ __forceinline__ std::ptrdiff_t first_row() const {
     return static_cast<std::ptrdiff_t>(m_z) * m_task.dy.tokens;
@@ -128,7 +129,7 @@ class GradientColumnsTile {
                                m_task.kinds[first_row() + i] != RowKind::field;
     return {D, D != D || (denominator_keeps_precision(D, m_task.positive) && !is_recomputed)};
   }
-  // the flags of query i
+  // updates the flag and the kind of query i; adds it to failing_rows if it attends to a key but has no gradients
   __device__ __forceinline__ void mark(int i) const {
     if (i >= m_task.dy.tokens) return;
     const std::ptrdiff_t at = first_row() + i;
@@ -142,7 +143,8 @@ class GradientColumnsTile {
     if (m_t0 + m_lane < stride)
       to[(static_cast<std::ptrdiff_t>(m_z) * (m_p + 1) + column) * stride + m_t0 + m_lane] = x;
   }
-  // calls to(column, x) with x = from(turn) of the columns c0 .. c0 + 31 up to p, for the token of this lane
+  // transposes the columns c0 .. c0 + 31 up to p: from(turn) is the entry of column c0 + m_lane and of token(turn);
+  // to(column, x) gets the entry x of the column and of token m_lane of the tile
   template <class From, class To>
   __device__ __forceinline__ void transpose(int c0, From&& from, To&& to) const {
     __syncthreads();
@@ -157,7 +159,7 @@ class GradientColumnsTile {
   int m_z, m_t0, m_p, m_lane, m_warp;
 };
 
-/// Blocks (tiles of tokens, queries or keys, z).
+/// blockIdx.x: tile of tokens, blockIdx.y: 0 for G and H of queries, 1 for U of keys, blockIdx.z: z.
 template <Storage S>
 __global__ void __launch_bounds__(GradientColumnsShape::threads) gradient_columns_kernel(GradientColumnsTask<S> task) {
   start_kernel();
@@ -177,16 +179,16 @@ void queue_gradient_columns(const GradientColumnsTask<S>& task, cudaStream_t str
          sizeof(float) * Shape::channels * Shape::stride, stream, task);
 }
 
-/// x = N, plus terms of exact pairs, summed over the matrices z of a group, in their order.
+/// Computes x: N plus the contributions of exact pairs, summed over the matrices z of a group in their order.
 template <Storage S>
 struct StoreTask {
-  Sums sums;              // of rows [z, n]
-  const float* terms;     // [z, n, p]; null: none
+  Sums sums;              // with rows [z, n]
+  const float* terms;     // [z, n, p]: of exact pairs; null: none
   DeviceMatrixView<S> x;  // [.., n, p], one matrix for each group
-  int group;              // z next to each other
+  int group;              // how many consecutive z are summed
 };
 
-/// Blocks (tokens, matrices) of threads (channels, tokens).
+/// blockIdx.x and threadIdx.y: token, blockIdx.y: matrix of x, threadIdx.x: channel.
 template <Storage S>
 __global__ void __launch_bounds__(256) store_kernel(StoreTask<S> task) {
   start_kernel();

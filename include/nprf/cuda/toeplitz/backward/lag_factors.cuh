@@ -5,7 +5,8 @@
 
 namespace nprf::cuda {
 
-/// The operands of dL/db of the lags, as matrices (tokens,channels): A and G = dL/dY of queries, B and U of keys.
+/// The operands of the gradient dL/db of the biases by lag, as matrices (tokens,channels): A and G = dL/dY of queries,
+/// B and U of keys.
 struct LagFactors {
   Operand<float> A, B, G, U;
 };

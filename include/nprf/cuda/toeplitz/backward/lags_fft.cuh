@@ -20,7 +20,8 @@
 
 namespace nprf::cuda {
 
-/// sum += conj(w) u over the signals (pair, feature) of each position, in a fixed order.
+/// sum += conj(w) u at each frequency, over the signals (pair, feature) of each position, in a fixed order. w and u are
+/// the transforms of A_f G_k and of B_f U_k (LagCorrelations).
 struct CorrelationTask {
   const float2 *w, *u;  // [pair, feature, length]
   int length, pairs_of_z, all_pairs, first_pair, pairs, features, positions;
@@ -28,7 +29,7 @@ struct CorrelationTask {
   float2* sum;         // [position, length]
 };
 
-/// Blocks (frequencies, positions).
+/// blockIdx.x and threadIdx.x: frequency, blockIdx.y: position.
 template <int threads>
 __global__ void __launch_bounds__(threads) correlation_kernel(CorrelationTask task) {
   start_kernel();
@@ -53,10 +54,10 @@ struct CorrelatedLagsTask {
   const float2* correlation;  // [position, length]
   DeviceWeights c;
   int length, stride;
-  float* db;  // db[position stride + lag]
+  float* db;  // db[position * stride + lag - c.first]
 };
 
-/// Blocks (lags, positions).
+/// blockIdx.x and threadIdx.x: lag, blockIdx.y: position.
 template <int threads>
 __global__ void __launch_bounds__(threads) correlated_lags_kernel(CorrelatedLagsTask task) {
   start_kernel();
@@ -70,17 +71,17 @@ __global__ void __launch_bounds__(threads) correlated_lags_kernel(CorrelatedLags
         c * (scale * task.correlation[static_cast<std::ptrdiff_t>(position) * task.length + k].x);
 }
 
-/// dL/db of the lags by cuFFT, where Y = ((A B^T) o C) U, c = exp(b) and G = dL/dY. It is a sum of correlations, one
-/// for each feature and column, accumulated as spectra:
+/// Computes the gradient dL/db of the bias of each lag by cuFFT, where Y = ((A B^T) o C) U, c = exp(b) and G = dL/dY.
+/// It is a sum of correlations, one for each feature f and column k, accumulated as spectra:
 ///
-///     db[lag] += c[lag] sum_{f,c} sum_i (A_f G_c)_i (B_f U_c)_{i + lag}.
+///     db[lag] += c[lag] sum_{f,k} sum_i (A_f G_k)_i (B_f U_k)_{i + lag}.
 ///
 /// O(r (p + 1) n log n) time. Memory: two slabs and cuFFT's workspace.
 class LagCorrelations {
  public:
   LagCorrelations() = default;
-  /// For z matrices of p + 1 columns and r features. `most_bytes` limits both slabs, which hold at least one transform
-  /// each.
+  /// For z matrices of p + 1 columns and r features. `most_bytes` limits the two slabs together; each slab holds at
+  /// least one transform.
   LagCorrelations(int n_q, int n_k, int r, int p, int z, const ToeplitzWeights& weights, std::size_t most_bytes)
       : m_length(nprf::fft::smooth_length(weights.c.places.is_grid() ? 2 * weights.c.places.end - 1 : n_q + n_k - 1)),
         m_pairs(column_pairs(p)),
@@ -101,8 +102,8 @@ class LagCorrelations {
     return {w, u, sum, scratch.take<std::byte>(std::max(m_columns.workspace_bytes(), m_sums.workspace_bytes()))};
   }
 
-  /// Adds to db [position, entries]: those of lags come first, those of a grid's border are left as they are. `largest`
-  /// [z] is SignalNorms::largest.
+  /// Adds the gradients of the lags to db [position, entries]. The entries of the lags come first; those of a grid's
+  /// border are left as they are. `largest` [z] is SignalNorms::largest.
   void queue(const LagFactors& factors, const int* largest, float* db, const Arrays& arrays,
              cudaStream_t stream) const {
     const auto& [A, B, G, U] = factors;

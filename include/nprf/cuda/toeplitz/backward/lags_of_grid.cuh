@@ -12,13 +12,15 @@
 
 namespace nprf::cuda {
 
-/// dL/db of a grid's lags and of its border, where Y = ((A B^T) o C) U, c = exp(b) and G = dL/dY: for each entry
+/// Computes the gradients dL/db of the biases of a grid, of its lags and of its border, where Y = ((A B^T) o C) U,
+/// c = exp(b) and G = dL/dY. For each entry
 ///
 ///     db[entry] = c[entry] sum (A_i.B_j) (G_i.U_j)    over the pairs (i, j) of the entry.
 ///
-/// If H is not null, G is zero for the selected queries, and H for all others. Lags then get the part of H alone, since
-/// LagCorrelations adds that of G, and the border gets both. O(n^2 (r + p)) for n tokens; with H O(n (r + p)) per
-/// token without a slot, O(n (r + p)) per selected query, and O(n^2) comparisons for a matrix that has any.
+/// If some queries are selected (selected.selected is not null), G is zero for these queries, and H for all others. For
+/// an entry of a lag only the pairs of H are then added up, since LagCorrelations adds those of G. For an entry of the
+/// border both are added up. O(n^2 (r + p)) for n tokens. With selected queries it is O(n (r + p)) for each token
+/// without a slot and for each selected query, and O(n^2) comparisons for each matrix z that has a selected query.
 struct GridLagGradientTask {
   Operand<float> A, B, G, U;  // (n,r) (n,r) (n,p + 1) (n,p + 1)
   Operand<float> H;           // (n,p + 1)
@@ -28,7 +30,7 @@ struct GridLagGradientTask {
   float* db;  // [position, entries]
 };
 
-/// Blocks (entries, positions).
+/// blockIdx.x: entry, blockIdx.y: position.
 template <int threads>
 __global__ void __launch_bounds__(threads) grid_lag_gradients_kernel(GridLagGradientTask task) {
   start_kernel();

@@ -14,17 +14,19 @@
 
 namespace nprf::cuda {
 
-/// dL/db of the lags by tiles, where Y = ((A B^T) o C) U, c = exp(b) and G = dL/dY:
+/// Computes the gradient dL/db of the bias of each lag by tiles, where Y = ((A B^T) o C) U, c = exp(b) and G = dL/dY:
 ///
 ///     db[lag] = c[lag] sum_{j - i = lag} (A_i.B_j) (G_i.U_j)
 ///
-/// summed along diagonals of tiles. Of the lags on one side of the band only the sum of their gradients is computed. It
-/// is stored at the lag next to the band, the edge. It uses the states S of toeplitz/banded/kernel.cuh:
+/// It is summed along diagonals of tiles. For the lags of a tail, on one side of the band, only the sum of their
+/// gradients is computed. It is stored at the lag of the tail next to the band, the edge. The states S of
+/// toeplitz/banded/kernel.cuh give this sum:
 ///
 ///     sum_{lags of the tail} db[lag] = sum_i c[anchor - i] A_i^T S G_i.
 ///
-/// If the tails have a slope, its gradient also needs the first moments. With the states S' of weights multiplied by
-/// |j - anchor|, which lie further outside than the anchor if the tail falls, and further inside if it rises:
+/// If the tails have a slope, the gradient of the slope also needs the first moments. They are computed with states S'
+/// whose weights are multiplied by |j - anchor|. If the weights of the tail fall outwards, the keys j lie further
+/// outside than the anchor, and the sign of S' is +; if they rise, the keys lie further inside, and it is -:
 ///
 ///     sum_{lags} |lag - edge| db[lag] = sum_i c[anchor - i] A_i^T (|anchor - i - edge| S +- S') G_i.
 struct LagGradientTask {
@@ -35,9 +37,9 @@ struct LagGradientTask {
   int z, positions, first_diagonal, diagonals, segments;  // diagonals of tiles, each summed in `segments` parts
   TailSlope slope;
   const float *before, *after;                  // ChunkTask's states; null: no lag is outside the band
-  const float *moments_before, *moments_after;  // those with factors |j - anchor|; null: without a slope
-  float* diagonal_sums;                         // [z, segment, diagonal, 2 tile]: for the lags of a diagonal of tiles
-  float* tails;      // [sum or first moment, before or after, z, tile of queries]; without weights if there is no slope
+  const float *moments_before, *moments_after;  // the states with factors |j - anchor|; null: without a slope
+  float* diagonal_sums;                         // [z, segment, diagonal, 2 * tile]: for the lags of a diagonal of tiles
+  float* tails;      // [sum or first moment, before or after, z, tile of queries]; not yet times c if there is no slope
   float* tail_sums;  // [sum or first moment, before or after, position]
   float* db;         // [position, lags]
 
@@ -45,7 +47,8 @@ struct LagGradientTask {
   __device__ int last_row(int I) const { return min((I + 1) * TileShape::tile, A.tokens) - 1; }
 };
 
-/// s = x y^T for a tile of x and a tile of y. All 256 threads of the block take part.
+/// s += x y^T for the tile of x from token i0 on and the tile of y from token j0 on, of the matrices at x_z and y_z.
+/// All 256 threads of the block take part.
 __device__ __forceinline__ void multiply_tiles(float (&s)[4][4], const Operand<float>& x, const float* x_z, int i0,
                                                const Operand<float>& y, const float* y_z, int j0) {
   constexpr int tile = TileShape::tile, k_tile = TileShape::k_tile, stride = TileShape::stride;
@@ -61,7 +64,8 @@ __device__ __forceinline__ void multiply_tiles(float (&s)[4][4], const Operand<f
   }
 }
 
-/// The sum of x over the block, in a fixed order; valid in thread 0. `scratch` has one float per thread.
+/// The sum of x over the threads of the block, in a fixed order. Only thread 0 gets it. `scratch` has one float per
+/// thread.
 template <int threads>
 __device__ __forceinline__ float sum_of_block(float* scratch, float x) {
   const int thread = static_cast<int>(threadIdx.x);
@@ -74,7 +78,7 @@ __device__ __forceinline__ float sum_of_block(float* scratch, float x) {
   return scratch[0];
 }
 
-/// Blocks (diagonals, segments, z).
+/// Computes diagonal_sums. blockIdx.x: diagonal of tiles, blockIdx.y: segment of the diagonal, blockIdx.z: z.
 template <int threads>
 __global__ void __launch_bounds__(threads) lag_gradients_kernel(LagGradientTask task) {
   start_kernel();
@@ -117,7 +121,8 @@ __global__ void __launch_bounds__(threads) lag_gradients_kernel(LagGradientTask 
   task.diagonal_sums[block * 2 * tile + thread] = of_lag;
 }
 
-/// The weights of a tile of queries in a tail, relative to a state, and the distance of its anchor from the edge.
+/// For query i and the state of a tail: weight(i) = c[anchor - i], which the state is multiplied by, and distance(i),
+/// the distance of the lag anchor - i from the edge.
 struct TailRows {
   const DeviceWeights& c;
   int head, anchor, edge;
@@ -140,7 +145,7 @@ __device__ __forceinline__ void scale_rows(float* tile, int first, Factor&& fact
   }
 }
 
-/// Blocks (tiles of queries, before or after, z).
+/// Computes `tails`. blockIdx.x: tile of queries, blockIdx.y: 0 before the band, 1 after it, blockIdx.z: z.
 template <int threads>
 __global__ void __launch_bounds__(threads) tail_gradients_kernel(LagGradientTask task) {
   start_kernel();
@@ -195,7 +200,8 @@ __global__ void __launch_bounds__(threads) tail_gradients_kernel(LagGradientTask
   if (has_slope) store(1, moment);
 }
 
-/// Blocks (before or after, positions, sum or first moment).
+/// Computes tail_sums from `tails`. blockIdx.x: 0 before the band, 1 after it, blockIdx.y: position, blockIdx.z: 0 for
+/// the sum, 1 for the first moment.
 template <int threads>
 __global__ void __launch_bounds__(threads) tail_sums_kernel(LagGradientTask task) {
   start_kernel();
@@ -209,7 +215,7 @@ __global__ void __launch_bounds__(threads) tail_sums_kernel(LagGradientTask task
   if (threadIdx.x == 0) task.tail_sums[side * task.positions + position] = sum;
 }
 
-/// Blocks (lags, positions).
+/// Computes db from diagonal_sums and tail_sums. blockIdx.x and threadIdx.x: lag, blockIdx.y: position.
 template <int threads>
 __global__ void __launch_bounds__(threads) lag_sums_kernel(LagGradientTask task) {
   start_kernel();
@@ -241,7 +247,7 @@ __global__ void __launch_bounds__(threads) lag_sums_kernel(LagGradientTask task)
 class LagGradients {
  public:
   LagGradients() = default;
-  /// `columns` is that of G.
+  /// `columns` is the number of columns of G.
   LagGradients(const Device& device, const ProductShape& shape, const ToeplitzWeights& weights, int columns)
       : m_z(shape.z),
         m_positions(weights.positions),
@@ -275,14 +281,14 @@ class LagGradients {
     return arrays;
   }
 
-  /// The first moments [before or after, position] of the tails, which a slope's gradient needs besides db; valid after
-  /// queue(). Null if there are none.
+  /// The first moments [before or after, position] of the tails, which the gradient of the slope needs besides db. They
+  /// are valid when what queue() has queued is complete. Null if there are none.
   const float* moments(const Arrays& arrays, const float* before) const {
     return before && m_z > 0 && m_c.size > 0 && !m_slope.is_zero() ? arrays.tail_sums + 2 * m_positions : nullptr;
   }
 
-  /// Queues db [position, lags]. `before` and `after` are ChunkTask's states, or null. `selected` limits the sum to
-  /// queries outside of which G is zero.
+  /// Queues the computation of db [position, lags]. `before` and `after` are ChunkTask's states, or null. Only the
+  /// queries of `selected` are summed over; G must be zero for all others.
   void queue(const LagFactors& factors, const SelectedQueries& selected, const float* before, const float* after,
              float* db, const Arrays& arrays, cudaStream_t stream) const {
     const auto& [A, B, G, U] = factors;

@@ -10,11 +10,12 @@
 
 namespace nprf::cuda {
 
-/// The queries whose rows fail the FFT error bound, and the tiles of queries that have one. Null: all queries.
+/// The selected queries: those whose rows fail the FFT error bound; and the tiles of queries that have at least one of
+/// them. If `selected` is null, all queries are selected.
 struct SelectedQueries {
   const bool* selected = nullptr;  // [z, n]: whether a query is selected
   int* tiles = nullptr;            // [z, TileShape::tiles(n)]: the tiles with a selected query, ascending
-  int* counts = nullptr;           // [z]: how many
+  int* counts = nullptr;           // [z]: the number of these tiles
 
   static SelectedQueries take(Scratch& scratch, const bool* selected, int z, int n) {
     int* tiles = scratch.take<int>(z, TileShape::tiles(n));
@@ -23,14 +24,14 @@ struct SelectedQueries {
 
   __device__ __forceinline__ bool any_in_matrix(int z) const { return !selected || counts[z] > 0; }
 
-  /// Some tiles of a matrix, of which the k-th is tile(k).
+  /// Some tiles of a matrix: tile(k) for k from first to end - 1.
   struct Tiles {
-    const int* list;  // null: tile k is the k-th
+    const int* list;  // null: tile(k) is k
     int first, end;
 
     __device__ __forceinline__ int tile(int k) const { return list ? list[k] : k; }
   };
-  /// Those of the tiles first..end-1 that have a selected query, of n queries of the matrix z. O(log n).
+  /// The tiles that have a selected query, among the tiles first..end-1 of matrix z, which has n queries. O(log n).
   __device__ __forceinline__ Tiles tiles_of(int z, int n, int first, int end) const {
     if (!selected) return {nullptr, first, end};
     const int* list = tiles + static_cast<std::ptrdiff_t>(z) * TileShape::tiles(n);
@@ -38,7 +39,7 @@ struct SelectedQueries {
   }
 };
 
-/// Lists the tiles with a selected query. One block for each matrix, whose threads have contiguous shares of its tiles.
+/// Lists the tiles with a selected query. blockIdx.x: z. Each thread has a contiguous part of the tiles.
 template <int threads>
 __global__ void __launch_bounds__(threads) selected_tiles_kernel(SelectedQueries queries, int n) {
   start_kernel();
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(threads) selected_tiles_kernel(SelectedQueries
     if (has_selected(I)) queries.tiles[z * all + before++] = I;
 }
 
-/// Queues the lists of tiles of `z` matrices, from their flags.
+/// Queues the computation of `tiles` and `counts` for `z` matrices, from `selected`.
 inline void queue_selected_tiles(const SelectedQueries& queries, int n, int z, cudaStream_t stream) {
   constexpr int threads = 256;
   if (z == 0) return;
@@ -70,16 +71,17 @@ inline void queue_selected_tiles(const SelectedQueries& queries, int n, int z, c
          dim3{threads, 1, 1}, threads * sizeof(int), stream, queries, n);
 }
 
-/// Y = ((A B^T) o C) [V 1] of gradients, where B or V is zero except for the selected queries, which have the role of
-/// keys. Computed by tiles, in parts as in Engine::direct. Only tiles with a selected query are visited; Y is zero for
-/// a matrix z without any. O(tiles n_q (r + p)) for n_q rows of Y and `tiles` such tiles.
+/// Computes a product Y = ((A B^T) o C) [V 1] of the backward pass, where queries have the role of keys, and where B or
+/// V is zero except for the selected queries. It is computed by tiles, in parts as in Engine::direct. Only tiles with a
+/// selected query are visited; Y is zero for a matrix z that has none. O(tiles * n_q (r + p)) for n_q rows of Y and
+/// `tiles` tiles with a selected query.
 struct SelectedQueriesTask : TileTask<float> {
   SelectedQueries queries;  // they have the role of keys
   int parts;
   float *N, *D;  // [part, z, n_q, p] [part, z, n_q]
 };
 
-/// Blocks (tiles of rows, parts, z and tiles of columns).
+/// blockIdx.x: tile of rows, blockIdx.y: part, blockIdx.z: z and tile of columns.
 template <int threads>
 __global__ void __launch_bounds__(threads) selected_queries_kernel(SelectedQueriesTask task) {
   start_kernel();

@@ -13,11 +13,11 @@
 
 namespace nprf::cuda {
 
-/// The gradients dA, dB and dU of Y = ((A B^T) o C) U from G = dL/dY (plan/backward.cuh) on tensor cores, by
-/// a tiled engine. All four factors are rounded to T. For half, rows of G and U are divided by powers
-/// of two (OperandScales). With u as in TensorTile, the errors are at most 4 u of the sums of the terms' magnitudes, in
-/// tails 5 u: of rounding two factors of a weight, the weight and its third factor; of these U is exact if it is stored
-/// as T.
+/// Computes the gradients dA, dB and dU of Y = ((A B^T) o C) U from G = dL/dY (plan/backward.cuh) on tensor cores, by a
+/// tiled engine. The factors A, B, G and U are rounded to T. If T is half, rows of G and U are divided by powers of two
+/// (OperandScales). Let u be as in TensorTile. The error of a sum is at most 4 u times the sum of the magnitudes of
+/// what is added up, in tails 5 u: the two factors of a weight, the weight, and the third factor are rounded. Of the
+/// factors, U is exact if it is stored as T.
 template <Storage T>
 class TensorGradients {
  public:
@@ -30,10 +30,10 @@ class TensorGradients {
         m_dB(device, dB.engine(), dB.shape(), dB.weights(), 0, type),
         m_dU(device, dU.engine(), dU.shape(), dU.weights(), 0, type) {}
 
-  /// Scratch memory of a call. Arrays of different sums may share memory.
+  /// Scratch memory of a call for the rounded factors. The Arrays of dA, dB and dU may share memory.
   struct Rows {
     T *A, *B, *G, *U;                  // [z, n_q, ..] [z / group_of_B, n_k, ..] [z, n_q, ..] [z, n_k, ..]
-    float *scales_of_G, *scales_of_U;  // [z, n_q] [z, n_k], of half; else null
+    float *scales_of_G, *scales_of_U;  // [z, n_q] [z, n_k] if T is half; else null
   };
   using Arrays = typename Product<T>::Arrays;
   Rows take_rows(Scratch& scratch) const {
@@ -52,20 +52,22 @@ class TensorGradients {
   Arrays take_dB(Scratch& scratch) const { return m_dB.take(scratch); }
   Arrays take_dU(Scratch& scratch) const { return m_dU.take(scratch); }
 
-  /// Queues the rows of A [z, r, n_q] and B [z / group_of_B, r, n_k] by channel, as the forward product reads them.
+  /// Queues the rounding of A [z, r, n_q] and B [z / group_of_B, r, n_k], both by channel, to rows.A and rows.B, in the
+  /// layout that the forward product reads.
   void queue_features(const float* A, const float* B, const Rows& rows, cudaStream_t stream) const {
     const auto& [z, heads, n_q, n_k, r, p, group_of_A, group_of_B] = m_forward;
     queue_factor_rows(FactorRowsTask<T>{A, r, n_q, n_q, features(), rows.A, nullptr}, z, stream);
     queue_factor_rows(FactorRowsTask<T>{B, r, n_k, n_k, features(), rows.B, nullptr}, z / group_of_B, stream);
   }
-  /// Queues those of G and U [z, p + 1, n] by channel.
+  /// Queues the rounding of G [z, p + 1, n_q] and U [z, p + 1, n_k], both by channel, to rows.G and rows.U.
   void queue_columns(const float* G, const float* U, const Rows& rows, cudaStream_t stream) const {
     const auto& [z, heads, n_q, n_k, r, p, group_of_A, group_of_B] = m_forward;
     queue_factor_rows(FactorRowsTask<T>{G, p + 1, n_q, n_q, columns(), rows.G, rows.scales_of_G}, z, stream);
     queue_factor_rows(FactorRowsTask<T>{U, p + 1, n_k, n_k, columns(), rows.U, rows.scales_of_U}, z, stream);
   }
 
-  /// Queue arrays.sums: dA [z, n_q, r], dB [z, n_k, r] and dU [z, n_k, p], without the column of ones.
+  /// Queue the computation of arrays.sums: dA [z, n_q, r], dB [z, n_k, r] or dU [z, n_k, p], which has no column of
+  /// ones.
   void queue_dA(const Rows& x, const Arrays& arrays, cudaStream_t stream) const {
     m_dA.queue(x.G, x.U, values(x.B, m_forward.n_k, m_forward.r, features(), m_forward.group_of_B), arrays, stream,
                {x.scales_of_G, x.scales_of_U, 1 / feature_scale<T>});
@@ -84,11 +86,11 @@ class TensorGradients {
   static constexpr bool has_scales = std::is_same_v<T, __half>;
   static constexpr FeatureType type = has_scales ? FeatureType::in_half : FeatureType::in_bfloat16;
 
-  // scalars of a row of features, and of p + 1 columns
+  // scalars of a row of r features, and of a row of p + 1 columns, with padding
   int features() const { return m_dU.stride(0); }
   int columns() const { return m_dA.stride(0); }
 
-  // the first columns of rows, which `group` heads next to each other share
+  // the first `channels` columns of `rows`, where `group` consecutive heads share a matrix
   Columns<T> values(const T* rows, int n, int channels, int stride, int group = 1) const {
     const int heads = m_forward.heads / group;
     DeviceMatrixView<const T> x(rows, m_forward.z / m_forward.heads, heads, n, channels);

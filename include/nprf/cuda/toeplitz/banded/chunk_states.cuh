@@ -13,15 +13,17 @@ enum class TailSide { before, after };
 
 constexpr int keys_of_chunk = 128;
 
-/// The key that the weights of a state beside chunk k of n_k keys are relative to: the one next to the chunk if the
-/// weights of the tail fall outwards, else the outermost one.
+/// The anchor of a state (ChunkTask), for n_k keys: the key that the weights of the state are relative to. The state
+/// has the keys before chunk k, or the keys of chunk k and after it. If the weights of the tail rise outwards, the
+/// anchor is the outermost of these keys, else the one next to the start of chunk k.
 __device__ __forceinline__ int tail_anchor(TailSide side, int k, int n_k, double slope) {
   if (side == TailSide::before) return slope > 0 ? 0 : k * keys_of_chunk - 1;
   return slope > 0 ? n_k - 1 : k * keys_of_chunk;
 }
 
-/// weights[t] = exp(-|slope| distance), or distance times that, for the keys of a chunk at first, first + 1, .. from
-/// the anchor. All threads of the block take part. Not inlined, since the double exponential needs many registers.
+/// weights[t] = exp(-|slope| |first + t|) for key t of a chunk, where `first` is the first key of the chunk minus the
+/// anchor. With times_distance each weight is also multiplied by |first + t|. All threads of the block take part. Not
+/// inlined, since the double exponential needs many registers.
 inline __device__ __attribute__((noinline)) void compute_tail_weights(float* weights, int first, double slope,
                                                                       bool times_distance) {
   for (int t = static_cast<int>(threadIdx.x); t < keys_of_chunk; t += static_cast<int>(blockDim.x)) {
@@ -30,11 +32,12 @@ inline __device__ __attribute__((noinline)) void compute_tail_weights(float* wei
   }
 }
 
-/// Multiplies the features (keys,MmaTileShape::channels) of a chunk of keys from j0 on by their weights, and by
-/// key_scales (n_k) unless that is null, divided by a power of two: with it, the largest weight of a key is in [1/2,
-/// 1). Half could not represent the weighted features of a chunk whose weights are all tiny. Returns the power of two.
-/// Each thread must have written its part of the features, and thread t weights[t]; all threads of the block must call
-/// it, and synchronise before they read the features.
+/// Multiplies the features (keys,MmaTileShape::channels) of the chunk of keys from j0 on by the weights of the keys. If
+/// key_scales (n_k) is not null, each weight is first multiplied by the scale of its key. All weights are then divided
+/// by one power of two, so that the largest one is in [1/2, 1): half could not represent the weighted features of a
+/// chunk whose weights are all tiny. Returns the power of two. Before the call each thread must have written its part
+/// of the features, and thread t weights[t]. All threads of the block must call it, and must synchronise before they
+/// read the features.
 template <Storage S, class Feature>
 __device__ __forceinline__ float weight_features(Feature* features, float* weights, const float* key_scales,
                                                  const ColumnsOf<S>& U, int j0) {
@@ -63,20 +66,22 @@ __device__ __forceinline__ float weight_features(Feature* features, float* weigh
 ///     before[k] (r,p + 1) = sum over the keys j before chunk k            exp(-|slope| |j - anchor|) B_j^T [V 1]_j
 ///     after[k]  (r,p + 1) = sum over the keys j of chunk k and after it   exp(-|slope| |j - anchor|) B_j^T [V 1]_j
 ///
-/// Weights c[j - i] that change by a factor exp(slope) with each lag further away are c[anchor - i] times those of the
-/// sum. If they fall, the anchor is the key next to chunk k; if they rise, the first or the last key of all. So no
-/// factor exceeds 1 or the largest weight: none overflows, and one underflows only if the weight does. The weights of a
-/// chunk's own sum are relative to one key, and a state decays by exp(chunk slope) from chunk to chunk. Without a slope
-/// all weights of the sum are 1.
+/// If the weights c[j - i] change by a factor exp(slope) with each lag further away, they are c[anchor - i] times the
+/// weights in these sums. If they fall, the anchor is the key of the sum next to the start of chunk k; if they rise, it
+/// is the first or the last key of all. So neither of the two factors exceeds 1 or the largest weight: none overflows,
+/// and one underflows only if the weight does. The sum of one chunk alone has the anchor of the first state that
+/// contains it; from there falling weights decay by exp(chunk * slope) from state to state. Without a slope all weights
+/// in these sums are 1.
 ///
-/// Sums are float; on tensor cores values, and weighted features, are rounded to Feature. O(n_k r p).
+/// Sums are float; on tensor cores the values and the weighted features are rounded to Feature. O(n_k r p).
 template <Storage S, class Feature = float>
 struct ChunkTask : TileTask<S, Feature> {
   static constexpr int chunk = keys_of_chunk;
 
   float *before, *after;  // [z, chunks + 1, r, p + 1]
   TailSlope slope = {};
-  // if not null, each weight is multiplied by |j - anchor|, and these are the sums without that factor
+  // if not null, `before` and `after` are first moments: each weight is multiplied by |j - anchor|. These are then the
+  // states without that factor
   const float *unscaled_before = nullptr, *unscaled_after = nullptr;
 
   static __host__ __device__ constexpr int chunks_of(int n) { return (n + chunk - 1) / chunk; }
@@ -100,8 +105,9 @@ struct ChunkTask : TileTask<S, Feature> {
   }
 };
 
-/// The chunk of a block, and the sides that it computes: both at once without a slope, since their sums are then equal.
-/// Else blocks 0 to chunks - 1 compute those of `before`, and the others those of `after`.
+/// The chunk that a block sums, and the sides of the band that it stores the sum for. Without a slope the sums of a
+/// chunk are the same for both sides, and one block stores both. With a slope the blocks with blockIdx.x < chunks
+/// compute the sums of `before`, and the others those of `after`.
 struct ChunkOfBlock {
   int chunk;
   bool has_before, has_after;
@@ -117,7 +123,8 @@ struct ChunkOfBlock {
     if (has_after) task.put(TailSide::after, z, chunk, f, column, sum);
   }
 
-  /// Computes the weights of the chunk's keys. All threads of the block take part, and must wait before they read them.
+  /// Computes the weights of the chunk's keys. All threads of the block take part, and must synchronise before they
+  /// read the weights.
   template <class Task>
   __device__ __forceinline__ void compute_weights(const Task& task, int z, float* weights) const {
     const double slope = task.slope(z % task.B.heads);
@@ -127,13 +134,13 @@ struct ChunkOfBlock {
   }
 };
 
-/// Computes the sum of each chunk. The blocks of the first tile of columns also have the column of ones. Blocks
-/// (chunks, tiles of features and columns, z).
+/// Computes the sum of each chunk. The blocks of the first tile of columns also have the column of ones. blockIdx.x:
+/// chunk and side (ChunkOfBlock), blockIdx.y: tile of features and tile of columns, blockIdx.z: z.
 template <Storage S>
 __global__ void __launch_bounds__(TileShape::threads) chunks_kernel(ChunkTask<S> task) {
   start_kernel();
   constexpr int tile = TileShape::tile, stride = TileShape::stride;
-  // (keys,features) (keys,columns) (chunk) (keys)
+  // b (keys,features), u (keys,columns), weights (chunk), ones (keys)
   float *b = shared_memory<float>(), *u = b + tile * stride, *weights = u + tile * stride, *ones = weights + task.chunk;
   const int p = task.U.V.channels, column_tiles = TileShape::column_tiles(p), z = static_cast<int>(blockIdx.z);
   const bool has_slope = !task.slope.is_zero();
@@ -174,8 +181,9 @@ __global__ void __launch_bounds__(TileShape::threads) chunks_kernel(ChunkTask<S>
   }
 }
 
-/// The same on tensor cores. Each of 4 warps has 16 of 64 columns; the first warp also has the column of ones. Sums
-/// have the features' scale (half_range.cuh).
+/// chunks_kernel on tensor cores, with the same blockIdx. Each of 4 warps has 16 of the 64 columns of a tile; the first
+/// warp of the first tile also has the column of ones. Like the features, the sums are multiplied by feature_scale
+/// (half_range.cuh).
 template <Storage S, class Feature, MmaShape shape>
 __global__ void __launch_bounds__(MmaTileShape::threads) tensor_chunks_kernel(ChunkTask<S, Feature> task) {
   start_kernel();
@@ -238,20 +246,21 @@ __global__ void __launch_bounds__(MmaTileShape::threads) tensor_chunks_kernel(Ch
   }
 }
 
-/// exp(chunk slope) of a falling tail; 1 without a slope or if the tail rises.
+/// exp(chunk * slope) if the weights of the tail fall outwards; 1 without a slope, or if they rise.
 __device__ __forceinline__ Decay<float> chunk_decay(int chunk, double slope) {
   if (slope >= 0) return {1, 0};
   return decay_of<float>(chunk * slope);
 }
 
-/// The threads of a block that computes states. Each thread waits for loads most of the time, and one matrix has few
-/// entries, so that small blocks, on more multiprocessors, are faster.
+/// The number of threads of a block of running_sums_kernel. Each thread waits for loads most of the time, and one
+/// matrix has few entries, so that small blocks, on more multiprocessors, are faster.
 constexpr int running_sums_threads = 32;
 
-/// Computes the states from the sums of chunks, forward for `before` and backward for `after`, by Kahan-compensated
-/// summation (Kahan 1965): s_k = exp(chunk slope) s_{k-1} + x_k. With the factors |j - anchor|, which grow by `chunk`
-/// from chunk to chunk: s'_k = exp(chunk slope) (s'_{k-1} + chunk s_{k-1}) + x'_k. Threads (entries of
-/// a matrix), blocks (.., before or after, z).
+/// Computes the states s_k from the sums x_k of chunks, forward for `before` and backward for `after`, by
+/// Kahan-compensated summation (Kahan 1965): s_k = exp(chunk * slope) s_{k-1} + x_k. If `unscaled_before` is not null,
+/// it computes first moments s'_k from those of chunks, x'_k. Their factors |j - anchor| grow by `chunk` from chunk to
+/// chunk: s'_k = exp(chunk * slope) (s'_{k-1} + chunk * s_{k-1}) + x'_k. blockIdx.x and threadIdx.x: entry of a matrix,
+/// blockIdx.y: 0 for `before`, 1 for `after`, blockIdx.z: z.
 template <Storage S, class Feature>
 __global__ void __launch_bounds__(running_sums_threads, 1) running_sums_kernel(ChunkTask<S, Feature> task) {
   start_kernel();
@@ -281,7 +290,7 @@ __global__ void __launch_bounds__(running_sums_threads, 1) running_sums_kernel(C
     }
 #pragma unroll
     for (int k = 0; k < batch; ++k) {
-      // without a slope: of_chunk + compensation, and sum + that
+      // without a slope: sum + (of_chunk + compensation)
       const float all = decay.whole == 0 ? 0.0f : compensation, kept = decay.whole == 0 ? 0.0f : sum;
       const float small = decay.part == 0 ? 0.0f : decay.part * (sum + compensation);
       sum = fast_two_sum(kept, of_chunk[k] + small + all, compensation);
@@ -290,7 +299,8 @@ __global__ void __launch_bounds__(running_sums_threads, 1) running_sums_kernel(C
   }
 }
 
-/// Queues `before` and `after` of `z` matrices. `shape` is the instruction that multiplies 16-bit features.
+/// Queues the computation of `before` and `after` for `z` matrices. `shape` is the instruction that multiplies 16-bit
+/// features.
 template <Storage S, class Feature, MmaShape shape = MmaShape::native>
 void queue_chunks(const ChunkTask<S, Feature>& task, int z, cudaStream_t stream) {
   const int r = task.B.channels, p = task.U.V.channels;

@@ -24,7 +24,7 @@ class BandedEngine {
                  columns = static_cast<double>(x.shape.p) + 1;
     const Band& lags = x.weights.band;
     const double band = std::min<double>(n_k, lags.last - lags.first + 1 + 3 * TileShape::tile);
-    const double sides = x.weights.tail_slope.is_zero() ? 1 : 2;  // with sums of their own
+    const double sides = x.weights.tail_slope.is_zero() ? 1 : 2;  // with a slope each side has its own sums of chunks
     const double work = z * (2 * n_q * band * (r + columns) + sides * 4 * (n_q + n_k) * r * columns);
     if (x.on_tensor_cores) return {26e-6, 85e12, work};
     return {50e-6, 12.5e12, work};
@@ -53,7 +53,7 @@ class BandedEngine {
     queue_banded<S, Feature>({chunks(task, arrays), m_weights.band, m_parts, sums.N, sums.D}, m_shape.z, stream);
   }
 
-  /// Queues the states alone.
+  /// Queues the computation of the states alone.
   void queue_states(const TileTask<S>& task, const Arrays& arrays, cudaStream_t stream) const {
     if (m_shape.n_q == 0 || m_shape.z == 0) return;
     queue_chunks<S, float>(chunks(task, arrays), m_shape.z, stream);
@@ -68,7 +68,7 @@ class BandedEngine {
   ProductShape m_shape;
   ToeplitzWeights m_weights;
   FeatureType m_type;
-  int m_parts;  // of the band
+  int m_parts;  // that the band is divided into
 };
 
 }  // namespace nprf::cuda

@@ -26,7 +26,7 @@ struct BandChunks {
     return end > begin ? end : begin;
   }
 
-  /// The key that the weights of the state beside chunk k are relative to.
+  /// The key that the weights of the state before or after chunk k are relative to.
   __device__ __forceinline__ int anchor(TailSide side, int k, double slope) const {
     return tail_anchor(side, k, n_k, slope);
   }
@@ -39,36 +39,38 @@ struct BandChunks {
   }
 };
 
-/// Whether there is a tail with attended lags.
+/// Whether the tail on this side of the band has lags that are attended to.
 __host__ __device__ inline bool has_tail(const DeviceWeights& c, TailSide side) {
   return side == TailSide::before ? c.first_attended <= c.first : c.last_attended >= c.first + c.size - 1;
 }
 
-/// The number of parts of a banded product whose band has `parts` shares.
+/// The number of parts of a banded product whose band is divided into `parts` parts: one more if the weights of the
+/// tails have a slope, and both tails have lags that are attended to.
 __host__ __device__ inline int parts_with_tails(const DeviceWeights& c, const TailSlope& slope, int parts) {
   return parts + (!slope.is_zero() && has_tail(c, TailSide::before) && has_tail(c, TailSide::after));
 }
 
-/// Y = ((A B^T) o C) [V 1] for weights with tails: log c is linear in the lag before a band of lags and after it. They
-/// are constant there (T5 buckets, clipped tables, no position), or exponential (ALiBi). The keys outside of the band
-/// contribute through two states S of whole chunks of keys (ChunkTask), matrices (r,p + 1) that are relative to the
-/// keys anchor_before and anchor_after:
+/// Computes Y = ((A B^T) o C) [V 1] for weights with tails: log c is linear in the lag before a band of lags and after
+/// it. The weights of a tail are constant (T5 buckets, clipped tables, no position), or exponential (ALiBi). The keys
+/// outside of the band contribute through two states S of whole chunks of keys (ChunkTask), matrices (r,p + 1) that are
+/// relative to the keys anchor_before and anchor_after:
 ///
 ///     y_i += c[anchor_before - i] A_i S_before + c[anchor_after - i] A_i S_after
 ///
-/// Y is a sum over parts. Each part has a share of the band, and the first part also has the states. With a slope rows
-/// are multiplied by weights after the product, so that S_after has a part of its own, the last one, if both tails
-/// exist. Rounding errors are those of the tiles. O((n_q + n_k) r p + n_q R (r + p)) for a band of R lags.
+/// Y is a sum over parts. Each part has some keys of the band, and the first part also has the states. With a slope the
+/// rows of A_i S are multiplied by c after the product, so that S_after has a part of its own, the last one, if both
+/// tails exist. Rounding errors are those of the tiles (Tile, TensorTile). O((n_q + n_k) r p + n_q R (r + p)) for a
+/// band of R lags.
 template <Storage S, class Feature = float>
 struct BandedTask : ChunkTask<S, Feature> {
   Band band;
-  int parts;     // that have shares of the band
+  int parts;     // that the band is divided into
   float *N, *D;  // [part, z, n_q, p] [part, z, n_q], for all_parts() parts
 
   /// The number of parts; one more than `parts` with a slope and two tails.
   __host__ __device__ int all_parts() const { return parts_with_tails(this->c, this->slope, parts); }
 
-  /// The weights of queries in the tail beside chunk k: factor(i) = c[anchor - i].
+  /// What the product of query i with the state before or after chunk k is multiplied by: factor(i) = c[anchor - i].
   struct TailFactor {
     const DeviceWeights& c;
     int head, anchor;
@@ -80,7 +82,8 @@ struct BandedTask : ChunkTask<S, Feature> {
   }
 };
 
-/// y = the contributions of the tail beside chunk k to the rows i0 to last_row, for y that is still zero.
+/// Sets the rows i0 to last_row of y, which must be zero, to the contributions of a tail: of the keys before chunk k,
+/// or of the keys of chunk k and after it.
 template <class Y, class Task>
 __device__ __forceinline__ void add_tail(Y& y, const Task& task, TailSide side, int z, int k, int i0, int last_row) {
   const auto factor = task.tail_factor(side, z % task.A.heads, k);
@@ -94,12 +97,12 @@ __device__ __forceinline__ void add_tail(Y& y, const Task& task, TailSide side, 
   y.scale_rows(factor);
 }
 
-/// The tile of a band, which has few keys. In half, whose rows have scales, one block of rows would need too many
-/// registers for its warps.
+/// The tile for a band. A band has few keys, so that one block of 16 rows for each warp is faster. In half, where rows
+/// have scales, the warps would need too many registers for this.
 template <Storage S, class Feature, MmaShape shape>
 using BandTileOf = TileOf<S, Feature, shape, std::is_same_v<Feature, __half> ? 2 : 1>;
 
-/// Blocks (tiles of queries, parts, z and tiles of columns).
+/// Computes a tile of one part of Y. blockIdx.x: tile of queries, blockIdx.y: part, blockIdx.z: z and tile of columns.
 template <Storage S, class Feature, MmaShape shape>
 __global__ void __launch_bounds__((BandTileOf<S, Feature, shape>::threads), (BandTileOf<S, Feature, shape>::blocks))
     banded_kernel(BandedTask<S, Feature> task) {

@@ -6,17 +6,19 @@
 
 namespace nprf::cuda {
 
-/// Powers of two for the columns of a matrix M (r,p + 1) that is rounded to half: 64 columns, and the last one. Each
-/// takes the column's largest entry to [2^14, 2^15), so that an entry of the column has a relative error of at most
-/// 2^-11, or an absolute error of at most 2^-39 of the largest. Columns have scales of their own because values may be
-/// far smaller than 1, the value of the last column. A block has `threads` threads.
+/// The scales, powers of two, of columns of a matrix M (r,p + 1) that is rounded to half: of 64 columns of a tile, and
+/// of column p. A scale takes the largest magnitude of its column to [2^14, 2^15). An entry of the column then has a
+/// relative error of at most 2^-11, or an absolute error of at most 2^-39 times the largest. Each column has its own
+/// scale, because values may be far smaller than 1, which takes the place of a value in column p. A block has `threads`
+/// threads.
 template <int threads>
 struct ColumnScales {
   static constexpr int columns = MmaTileShape::channels;
   static constexpr int size = threads + threads / 32;  // of `maxima`
 
-  /// Writes maxima from which of() and of_last() compute the scales of columns p0 .. p0 + 63, of which those from p on
-  /// count as zero, and of column p. All threads of the block must call it; they are synchronised at the end.
+  /// Writes maxima, from which of() computes the scales of the columns p0 .. p0 + 63, and of_last() the scale of column
+  /// p. Columns from p on count as zero in of(). All threads of the block must call it; they are synchronised at the
+  /// end.
   template <class Entries>
   __device__ __forceinline__ static void find(float* maxima, int r, int p0, int p, Entries&& at) {
     const int thread = static_cast<int>(threadIdx.x), column = p0 + thread % columns;
@@ -31,14 +33,14 @@ struct ColumnScales {
     __syncthreads();
   }
 
-  /// That of column p0 + column.
+  /// The scale of column p0 + column.
   __device__ __forceinline__ static float of(const float* maxima, int column) {
     float largest = 0;
 #pragma unroll
     for (int share = 0; share < threads; share += columns) largest = fmaxf(largest, maxima[share + column]);
     return scale_to_half(largest);
   }
-  /// That of column p.
+  /// The scale of column p.
   __device__ __forceinline__ static float of_last(const float* maxima) {
     float largest = 0;
 #pragma unroll

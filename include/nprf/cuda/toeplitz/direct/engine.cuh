@@ -32,7 +32,7 @@ FeatureType feature_type_of_tiles(const Device& device, bool features_fit_half) 
   return FeatureType::in_float;
 }
 
-/// The queries of a tile.
+/// The number of queries of a tile.
 inline int queries_of_tile(FeatureType type) {
   return on_tensor_cores(type) ? TensorTile<__half>::queries : TileShape::tile;
 }
@@ -40,7 +40,7 @@ inline int tiles_of_queries(int n_q, FeatureType type) {
   return (n_q + queries_of_tile(type) - 1) / queries_of_tile(type);
 }
 
-/// Engine::direct: tiles of all keys that a query attends to.
+/// Engine::direct: computes, by tiles, all pairs of a query and a key that it attends to.
 template <Storage S>
 class DirectEngine {
  public:
@@ -59,7 +59,7 @@ class DirectEngine {
     if constexpr (!std::same_as<S, float>)
       m_streams =
           device.capability >= 80 && compiled_for(streamed_direct_kernel<S>) >= 80 && streamed_blocks(device) >= 2;
-    // in one of the two directions, as the weights of gradients are transposed
+    // whether attention is causal in one of the two directions: products for gradients have transposed weights
     const bool is_causal = weights.c.last_attended <= 0 || weights.c.first_attended >= 0;
     const int blocks = m_streams && has_storage_type<S>(type) ? streamed_blocks(device) : 2;
     m_parts = parts_of_keys(device, tiles_of_queries(shape.n_q, type), shape.n_k, shape.p, m_z,
@@ -77,7 +77,8 @@ class DirectEngine {
   }
 
  private:
-  // how many blocks with streamed tiles share a multiprocessor, where each reserves 1 KiB of shared memory
+  // how many blocks with streamed tiles run on a multiprocessor at a time; each reserves 1 KiB of shared memory in
+  // addition to its own
   static int streamed_blocks(const Device& device) {
     if constexpr (std::same_as<S, float>) {
       return 0;

@@ -13,27 +13,29 @@
 
 namespace nprf::cuda {
 
-/// Operands in half are stored divided by powers of two, so that they fit its range. Row i of the sums is multiplied by
-/// unit rows[z, i], where row i of A was divided by the latter, and the weights of key j by keys[z, j], which row j of
-/// B or of the values was divided by.
+/// Operands in half are divided by powers of two when they are stored, so that they fit the range of half. The product
+/// undoes this. Row i of the sums is multiplied by `unit`, which undoes the constant factors of the operands, and by
+/// rows[z, i], by which row i of A was divided. The weights of key j are multiplied by keys[z, j], by which row j of B,
+/// or of the values, was divided.
 struct OperandScales {
   const float *rows = nullptr, *keys = nullptr;  // powers of two; null: 1
   float unit = 1;
 
-  /// Those of two operands that are features.
+  /// The scales for A and B that are both features, which were multiplied by feature_scale<Feature> when they were
+  /// stored.
   template <class Feature>
   static __host__ __device__ constexpr OperandScales of_features() {
     return {nullptr, nullptr, 1 / (feature_scale<Feature> * feature_scale<Feature>)};
   }
 };
 
-/// The operands of Y = ((A B^T) o C) [V 1]. A block of threads computes a tile of queries and a tile of columns.
+/// The operands of Y = ((A B^T) o C) [V 1]. A block of threads computes Y for a tile of queries and a tile of columns.
 template <Storage S, class Feature = float>
 struct TileTask {
   Operand<Feature> A, B;  // (n_q,r) (n_k,r)
   Columns<S> U;           // (n_k,p + 1)
   DeviceWeights c;
-  OperandScales scales = OperandScales::of_features<Feature>();  // of features in half
+  OperandScales scales = OperandScales::of_features<Feature>();  // by default A and B are features
 };
 
 struct TileShape {
@@ -41,8 +43,9 @@ struct TileShape {
   static constexpr int stride = tile + 4;
   static constexpr std::size_t shared = sizeof(float) * (2 * k_tile * stride + 2 * tile * stride + 2 * tile);
 
-  /// Where the entry of keys s and queries t (or of queries s and keys t) is in a tile of pairs: four from a multiple
-  /// of 4 on are permuted within the row, so that threads which store those of different s use different banks.
+  /// The place of the entry (s,t) in a tile of pairs: of key s and query t, or of query s and key t. Groups of four t,
+  /// from multiples of 4 on, are permuted within their row, so that threads that store groups of different s use
+  /// different banks.
   static __host__ __device__ constexpr int pair(int s, int t) { return s * stride + (t ^ (s >> 1 & 12)); }
 
   static __host__ __device__ constexpr int tiles(int n) { return (n + tile - 1) / tile; }
@@ -85,7 +88,8 @@ struct ListedRows {
   __device__ __forceinline__ int operator()(int t) const { return t < count ? rows[t] : -1; }
 };
 
-/// A range of key tiles. attended(): those with keys that any query first_row..last_row attends to.
+/// The tiles of keys first to end - 1. attended() returns the range of tiles that contains all keys that one of the
+/// queries first_row to last_row attends to.
 struct KeyTiles {
   int first, end;
 
@@ -95,7 +99,7 @@ struct KeyTiles {
     const int first = max(0, first_row + c.first_attended) / TileShape::tile;
     return {first, max(first, TileShape::tiles(min(n_k, max(0, last_row + c.last_attended + 1))))};
   }
-  /// The k-th of `parts` about equal shares of the range.
+  /// The k-th of `parts` sections of the range, which have about equal lengths.
   __device__ __forceinline__ KeyTiles part(int k, int parts) const {
     const auto bound = [&](int at) {
       return first + static_cast<int>(static_cast<long long>(end - first) * at / parts);
@@ -104,7 +108,8 @@ struct KeyTiles {
   }
 };
 
-/// The work of a block: 16 x 16 threads, each with 4 x 4 entries of Y in registers.
+/// Computes a tile of Y by one block, in float. The block has 16 x 16 threads, each with 4 x 4 entries of Y in
+/// registers.
 template <Storage S, class Rows = ConsecutiveRows>
 class Tile {
  public:
@@ -113,7 +118,7 @@ class Tile {
                        threads = TileShape::threads, blocks = 1;
   static constexpr std::size_t shared = TileShape::shared;
 
-  /// The tile of these queries and of the columns from p0 on, of matrix z.
+  /// The tile of matrix z with the queries `rows` and the columns from p0 on.
   __device__ __forceinline__ Tile(const TileTask<S>& task, int z, const Rows& rows, int p0)
       : m_task(task),
         m_A(task.A.of(z)),
@@ -127,7 +132,7 @@ class Tile {
     if constexpr (!Rows::consecutive)
       for (int i = 0; i < 4; ++i) m_query_index[i] = rows(m_row + i);
   }
-  /// The tile of the queries from i0 on.
+  /// The tile of matrix z with the queries from i0 on and the columns from p0 on.
   __device__ __forceinline__ Tile(const TileTask<S>& task, int z, int i0, int p0)
     requires Rows::consecutive
       : Tile(task, z, ConsecutiveRows{i0, task.A.tokens}, p0) {}
@@ -170,7 +175,8 @@ class Tile {
     }
   }
 
-  /// Writes the rows to Y (n_q,p). The block of the first columns also writes the sums (n_q).
+  /// Writes the rows to Y (n_q,p). The block that has the first columns also writes the last column of Y, the row sums,
+  /// to sums (n_q).
   __device__ __forceinline__ void store(float* Y, float* sums) const {
     const int p = m_U.p;
     const bool is_aligned = p % 4 == 0 && reinterpret_cast<std::uintptr_t>(Y) % sizeof(float4) == 0;
@@ -195,15 +201,16 @@ class Tile {
  private:
   static constexpr int tile = TileShape::tile, k_tile = TileShape::k_tile, stride = TileShape::stride;
 
-  __device__ __forceinline__ static float* a() { return shared_memory<float>(); }      // (k_tile,tile)
-  __device__ __forceinline__ static float* b() { return a() + k_tile * stride; }       // (k_tile,tile)
+  __device__ __forceinline__ static float* a() { return shared_memory<float>(); }      // (features,queries)
+  __device__ __forceinline__ static float* b() { return a() + k_tile * stride; }       // (features,keys)
   __device__ __forceinline__ static float* scores() { return b() + k_tile * stride; }  // (keys,queries)
   __device__ __forceinline__ static float* u() { return scores() + tile * stride; }    // (keys,columns)
-  // the scores of key k and of four queries from a multiple of 4 on
+  // the scores of key k and of the queries row to row + 3 of the tile, where `row` is a multiple of 4
   __device__ __forceinline__ static float* scores_of(int k, int row) { return scores() + TileShape::pair(k, row); }
-  __device__ __forceinline__ static float* c() { return u() + tile * stride; }  // 2 tile - 1 lags
+  __device__ __forceinline__ static float* c() { return u() + tile * stride; }  // the weights of 2 * tile - 1 lags
 
-  // loads features k0.. of the queries; they stay in shared memory if one step has all features
+  // loads the features of the queries from k0 on; if one step has all features, they are loaded only once and stay in
+  // shared memory
   __device__ __forceinline__ void load_queries(int k0) {
     if (m_has_queries && m_task.A.channels <= k_tile) return;
     m_has_queries = true;

@@ -12,18 +12,19 @@
 
 namespace nprf::cuda {
 
-/// Y = ((A B^T) o C) [V 1] for every z, as a sum over parts. Each part has a share of the keys:
+/// Computes Y = ((A B^T) o C) [V 1] for every z, as a sum over parts. Each part has some of the keys:
 ///
-///     N [part, z, n_q, p]        D [part, z, n_q], the same with values of 1
+///     N [part, z, n_q, p]        D [part, z, n_q], which is N for values of 1
 ///
-/// Rounding errors are those of the tiles. O(n_q n_k (r + p)).
+/// Rounding errors are those of the tiles (Tile, TensorTile). O(n_q n_k (r + p)).
 template <Storage S, class Feature = float>
 struct DirectTask : TileTask<S, Feature> {
   int parts;
   float *N, *D;
 };
 
-/// Computes the tile Y of a block (tiles of queries, parts, z and tiles of columns).
+/// Computes the tile of a block, by the class Y. blockIdx.x: tile of queries, in reverse order; blockIdx.y: part;
+/// blockIdx.z: z and tile of columns.
 template <class Y, Storage S, class Feature>
 __device__ __forceinline__ void compute_tile(const DirectTask<S, Feature>& task) {
   if constexpr (Y::compiled) {
@@ -55,9 +56,9 @@ __global__ void __launch_bounds__(StreamedTile<Feature>::threads, StreamedTile<F
   compute_tile<StreamedTile<Feature>>(task);
 }
 
-/// The number of parts to split the keys into, so that each multiprocessor gets about `blocks_at_once` blocks, or twice
-/// as many if attention is causal: half of the blocks then have less than half of the keys. `keys` is the number of
-/// keys that a tile of queries attends to at most. Each part has at least one tile of keys.
+/// The number of parts to split the keys into, so that each multiprocessor gets about `blocks_at_once` blocks. For
+/// causal attention pass twice as many: half of the blocks then have less than half of the keys. `keys` is the largest
+/// number of keys that a tile of queries attends to. Each part has at least one tile of keys.
 inline int parts_of_keys(const Device& device, int tiles_of_queries, int keys, int p, int z, int blocks_at_once = 2) {
   const std::ptrdiff_t blocks = static_cast<std::ptrdiff_t>(tiles_of_queries) * z * TileShape::column_tiles(p);
   const std::ptrdiff_t wanted = blocks_at_once * device.multiprocessors / std::max<std::ptrdiff_t>(blocks, 1);
@@ -76,7 +77,7 @@ void queue_direct(const DirectTask<S, Feature>& task, int z, cudaStream_t stream
   if constexpr (MmaFactor<Feature> && std::is_same_v<S, Feature>) {
     using Streamed = StreamedTile<Feature>;
     static_assert(Streamed::queries == Y::queries);
-    // if kernels are only loaded, both, since later calls may have padding or other alignment
+    // where kernels are only loaded, both are, since later calls may have padding or another alignment
     const bool is_streamed = streams && Streamed::supports(task);
     if (is_streamed || (streams && KernelLoading::is_active()))
       launch("direct", streamed_direct_kernel<Feature>, grid, dim3{Streamed::threads, 1, 1}, Streamed::shared, stream,

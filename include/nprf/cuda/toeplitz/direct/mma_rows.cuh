@@ -13,8 +13,8 @@ namespace nprf::cuda {
 /// The rows of Y and of the sums D that a warp of a tensor core tile has in registers: row_blocks blocks of 16 rows,
 /// and 64 columns of Y. They start as zeros.
 ///
-/// In half, each row of Y and its sum are those of the formula times a power of two, the scale of the row, so that what
-/// is added to them fits the range of half (half_range.cuh).
+/// If Feature is half, each row of Y and its sum are stored times a power of two, the scale of the row. What is added
+/// to a row has the same scale, so that it fits the range of half (half_range.cuh).
 template <class Feature, MmaShape shape, int row_blocks>
 class MmaRows {
  public:
@@ -37,21 +37,21 @@ class MmaRows {
   static constexpr bool in_half = std::is_same_v<Feature, __half>;
   static constexpr int stride = MmaTileShape::stride;
 
-  /// The rows from i0 on of the tile, and the columns from p0 on.
+  /// The tile has the queries from i0 on, and the columns from p0 on.
   __device__ __forceinline__ MmaRows(int i0, int p0) : m_i0(i0), m_p0(p0) {
     for (int m = 0; m < row_blocks; ++m) m_scale[m][0] = m_scale[m][1] = 1;
   }
 
   // the first row of this warp in the tile
   __device__ __forceinline__ static int row_of_warp() { return static_cast<int>(threadIdx.x) / 32 * (16 * row_blocks); }
-  // the query of this lane's row (m,h)
+  // the query of this lane's row (m,h): of the m-th block of 16 rows, in which the lane has the two rows h = 0 and 1
   __device__ __forceinline__ int row(int m, int h) const {
     return m_i0 + row_of_warp() + 16 * m + h * F::row_step + F::row();
   }
-  // this lane's first column of the n-th two, in the tile
+  // a lane's columns are neighbours, two by two; this is the first column of its n-th two, counted in the tile
   __device__ __forceinline__ static int column_of(int n) { return n / 2 * 16 + n % 2 * F::column_step + F::column(); }
 
-  // calls f(x) for the entries x of this lane's row (m,h)
+  // calls f(x) for the sum of row (m,h), and for each entry x of Y that this lane has in the row
   template <class Function>
   __device__ __forceinline__ void for_row(int m, int h, Function&& f) {
     f(m_sum[m].of(h));
@@ -61,7 +61,7 @@ class MmaRows {
       for (int e = 2 * h; e < 2 * h + 2; ++e) f(m_y[m][n / 2].x[n % 2][e]);
   }
 
-  // y += p u for 16 rows of u, in shared memory
+  // Y += p u, for 16 columns of p and 16 rows of u, which are in shared memory
   __device__ __forceinline__ void add_columns(const typename F::Left (&p)[row_blocks], const Feature* u) {
 #pragma unroll
     for (int column = 0; column < columns; column += 16) {
@@ -70,14 +70,14 @@ class MmaRows {
       for (int m = 0; m < row_blocks; ++m) F::multiply_add(m_y[m][column / 16], p[m], value);
     }
   }
-  // sums += p column
+  // sums += p column, for 16 columns of p
   __device__ __forceinline__ void add_column(const typename F::Left (&p)[row_blocks],
                                              const typename F::RightColumn& column) {
     for (int m = 0; m < row_blocks; ++m) F::multiply_add(m_sum[m], p[m], column);
   }
 
-  // Writes the rows to Y (n_q,p). The block of the first columns also writes the sums (n_q). In half, rows are
-  // multiplied by unit_of(i), for query i, and divided by their scales.
+  // Writes the rows to Y (n_q,p). The block that has the first columns also writes the sums (n_q). In half, the row of
+  // query i is multiplied by unit_of(i), and divided by its scale.
   template <class Unit>
   __device__ __forceinline__ void store_rows(float* Y, float* sums, int n_q, int p, Unit&& unit_of) const {
 #pragma unroll
@@ -105,13 +105,14 @@ class MmaRows {
 
   // ---- scales of rows in half
 
-  // multiplies a row so that numbers of up to `largest` fit
+  // sets the scale of row (m,h) such that numbers of up to `largest` fit half, and multiplies the row accordingly
   __device__ __forceinline__ void fit_row(int m, int h, float largest) {
     const float scale = scale_to_half(largest), factor = scale / m_scale[m][h];
     m_scale[m][h] = scale;
     for_row(m, h, [=](float& x) { x *= factor; });
   }
-  // chooses scales for entries of P that are no larger than D, or than N for values of up to 2^16
+  // sets the scale of each row such that entries of P (TensorTile) fit half up to the D of the row, or up to its
+  // largest |N| / 2^16 if that is larger: with values of up to 2^16, |N| is at most 2^16 times the sum of P
   __device__ __forceinline__ void fit_rows_to_sums() {
 #pragma unroll
     for (int m = 0; m < row_blocks; ++m)
@@ -122,7 +123,7 @@ class MmaRows {
         fit_row(m, h, 0x1p-16f * F::row_max(largest));
       }
   }
-  // reduces scales for entries of P (16 row_blocks,16 blocks) that would be too large
+  // reduces the scales of rows whose entries of P = s (16 * row_blocks,16 * blocks) would be too large for half
   template <int blocks>
   __device__ __forceinline__ void fit_rows_to(const typename F::Sum (&s)[row_blocks][blocks]) {
 #pragma unroll
@@ -159,7 +160,7 @@ class MmaRows {
   int m_i0, m_p0;
   typename F::Sum m_y[row_blocks][columns / 16] = {};
   typename F::RowSum m_sum[row_blocks] = {};
-  float m_scale[row_blocks][2];  // of this lane's rows
+  float m_scale[row_blocks][2];  // the scales of this lane's rows (m,h)
 };
 
 }  // namespace nprf::cuda

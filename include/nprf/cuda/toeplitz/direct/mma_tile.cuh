@@ -14,26 +14,28 @@
 
 namespace nprf::cuda {
 
-/// Tile (fp32_tile.cuh) on tensor cores, for values of 16 bits. A warp has row_blocks blocks of 16 rows, and holds
-/// their scores, their sums and 64 columns of Y in registers. One block takes twice as many warps as two, and each warp
-/// reads all keys and values from shared memory: on an H200 this is faster for few keys, and slower for many. [x] is x
-/// rounded to Feature, bfloat16 or half:
+/// Computes a tile of Y as Tile does (fp32_tile.cuh), but on tensor cores and for values of 16 bits. A warp has
+/// row_blocks blocks of 16 rows, and holds their scores, their sums and 64 columns of Y in registers. With one such
+/// block the tile takes twice as many warps as with two, and each warp reads all keys and values from shared memory: on
+/// an H200 one block is faster for few keys, and slower for many. [x] is x rounded to Feature, bfloat16 or half:
 ///
 ///     P = [(A B^T) o C]        N += P [V]        D += P 1
 ///
-/// Features are rows of Feature, padded with zeros to a multiple of 16. Sums are float. In half operands have scales
-/// (OperandScales), which sums are freed from when they are stored.
+/// Rows of A and B have type Feature, and are padded with zeros to a multiple of 16 features. Sums are float. In half
+/// the operands have scales (OperandScales), which are undone when the sums are stored.
 ///
-/// With u = 2^-8 for bfloat16 and 2^-11 for half: for positive features the relative error of a weight is at most 3 u,
-/// from rounding A, B and P (in a tail with a slope 4 u, from A, B, weighted B and the M of add_product). The error of
-/// y is at most 6 (8) u max |v|, usually far less, since the errors of many keys average out. Rounding values of
-/// another type adds u max |v|. D sums the rounded scores, so that the weights add up to 1.
+/// Let u = 2^-8 for bfloat16 and u = 2^-11 for half. For positive features the relative error of a weight is at most
+/// 3 u, from rounding A, B and P. In a tail with a slope it is at most 4 u, from rounding A, B, the weighted B and the
+/// matrix M of add_product. The error of y is at most 6 u max |v|, in such a tail 8 u max |v|, and usually far less,
+/// since the errors of many keys average out. Rounding values of another type to Feature adds u max |v|. D sums the
+/// rounded scores, so that the weights add up to 1.
 ///
-/// Half has a small range (half_range.cuh), so that P and the columns of M are scaled by powers of two before they are
-/// rounded: each row of P, and the sums with it, so that its largest entry so far is at most 2^15. To the errors above,
-/// which are relative, this adds errors of small numbers: of up to 2^-39 of an entry of A or B, which
-/// DeviceModel::features_fit_half() bounds in proportion to scores, and of up to 2^-39 of the row's largest of an entry
-/// of P, so that a row's weights together have n_k 2^-39.
+/// Half has a small range (half_range.cuh), so that the rows of P and the columns of M are multiplied by powers of two
+/// before they are rounded. The scale of a row of P, which the sums of the row have, too, takes the largest entry so
+/// far to at most 2^15. To the relative errors above this adds absolute errors of small numbers. An entry of A or B has
+/// an error of up to 2^-39, which DeviceModel::features_fit_half() bounds in proportion to scores. An entry of P has an
+/// error of up to 2^-39 times the largest entry of its row, so that the weights of a row together have n_k times this
+/// error.
 template <Storage S, class Feature_ = __nv_bfloat16, MmaShape shape = MmaShape::native, int row_blocks = 2,
           int stages = 1>
 class TensorTile : public MmaRows<Feature_, shape, row_blocks> {
@@ -67,8 +69,9 @@ class TensorTile : public MmaRows<Feature_, shape, row_blocks> {
     for (int J = first; J < end; ++J) add_tile(J, end);
   }
 
-  /// Adds A [M], for a matrix M (r,p + 1) with the entries at(f, column), before any keys. For M = B^T [V 1] and
-  /// positive features this adds no more error than rounding B and P: |A ([M] - M)| <= u A |M| <= u max |v| A B^T 1.
+  /// Adds A [M], for a matrix M (r,p + 1) with the entries at(f, column). Must be called before add_keys(). For M = B^T
+  /// [V 1] and positive features this adds no more error than rounding B and P: |A ([M] - M)| <= u A |M| <=
+  /// u max |v| A B^T 1.
   template <class Entries>
   __device__ __forceinline__ void add_product(Entries&& at) {
     const int r = m_task.A.channels, p = m_U.p;
@@ -84,7 +87,8 @@ class TensorTile : public MmaRows<Feature_, shape, row_blocks> {
       load_queries(k0);
       const int depth = min(k_tile, r - k0);
 #pragma unroll 8
-      for (int e = static_cast<int>(threadIdx.x); e < depth * columns; e += threads) {  // one column, with `scale`
+      for (int e = static_cast<int>(threadIdx.x); e < depth * columns; e += threads) {
+        // all entries of a thread are of one column, whose scale is `scale`
         const int f = e / columns, column = m_p0 + e % columns;
         cuda::store(u() + f * stride + e % columns, column < p ? scale * at(k0 + f, column) : 0.0f);
       }
@@ -103,7 +107,7 @@ class TensorTile : public MmaRows<Feature_, shape, row_blocks> {
       scale_columns([&](int column) { return 1 / Scales::of(column_maxima(), column); }, 1 / scale_of_last);
   }
 
-  /// Writes the rows to Y (n_q,p). The block of the first columns also writes the sums (n_q).
+  /// Writes the rows to Y (n_q,p). The block that has the first columns also writes the sums (n_q).
   __device__ __forceinline__ void store(float* Y, float* sums) const {
     const OperandScales& scales = m_task.scales;
     store_rows(Y, sums, m_task.A.tokens, m_U.p, [&](int i) {
@@ -114,13 +118,13 @@ class TensorTile : public MmaRows<Feature_, shape, row_blocks> {
 
  protected:
   using typename Rows::F;
-  using Scores = typename F::Sum[row_blocks][keys / 16];  // (16 row_blocks,keys)
+  using Scores = typename F::Sum[row_blocks][keys / 16];  // (16 * row_blocks,keys)
   using Scales = ColumnScales<threads>;
   using Rows::in_half, Rows::stride, Rows::row_of_warp, Rows::column_of, Rows::add_columns, Rows::add_column,
       Rows::store_rows, Rows::fit_rows_to_sums, Rows::fit_rows_to, Rows::scale_columns, Rows::m_i0, Rows::m_p0,
       Rows::m_y, Rows::m_scale;
   static constexpr bool weights_scores_first =
-      in_half || stages > 1;  // not just before they are rounded: fewer registers
+      in_half || stages > 1;  // whether scores are weighted before, not while they are rounded: fewer registers
   static constexpr int k_tile = MmaTileShape::channels, own_weights = (queries + 2 * keys) / threads;
 
   __device__ __forceinline__ static Feature* a() { return shared_memory<Feature>(); }  // (queries,k_tile)
@@ -129,13 +133,14 @@ class TensorTile : public MmaRows<Feature_, shape, row_blocks> {
   }
   __device__ __forceinline__ Feature* b() const { return b_of(stages == 1 ? 0 : m_stage); }  // (keys,k_tile)
   __device__ __forceinline__ Feature* u() const { return b() + keys * stride; }              // (keys,columns)
-  __device__ __forceinline__ float* c() const {  // queries + keys lags, key scales
+  __device__ __forceinline__ float* c() const {  // weights of queries + keys lags, scales of keys
     return reinterpret_cast<float*>(u() + keys * stride);
   }
-  // of add_product, behind k_tile entries of M's last column
+  // ColumnScales' maxima, for add_product; before them c() has k_tile entries of M's last column
   __device__ __forceinline__ float* column_maxima() const { return c() + k_tile; }
 
-  // loads into registers what a step of add_tile needs: features k0.. of tile J, and for k0 = 0 its values and weights
+  // loads into registers what a step of add_tile needs: the features of the keys of tile J from k0 on, and for k0 = 0
+  // also the values and the weights of the tile
   __device__ __forceinline__ void fetch(int J, int k0) {
     const int j0 = J * keys;
     m_keys.fetch(m_task.B, m_B, j0, k0);
@@ -152,13 +157,13 @@ class TensorTile : public MmaRows<Feature_, shape, row_blocks> {
     }
   }
 
-  // what the weights of a key are multiplied by; 1 if there is none
+  // the scale that the weights of a key are multiplied by; 1 if it has none
   __device__ __forceinline__ float key_scale(int key) const {
     const bool has_scale = in_half && m_task.scales.keys && key >= 0 && key < m_task.B.tokens;
     return has_scale ? m_task.scales.keys[static_cast<std::ptrdiff_t>(m_z) * m_task.B.tokens + key] : 1.0f;
   }
 
-  // adds tile J, whose first features are in registers; loads the next features during the computation
+  // adds the keys of tile J, whose first features are already in registers; meanwhile it loads what the next step needs
   __device__ __forceinline__ void add_tile(int J, int end) {
     const int r = m_task.B.channels;
     Scores s = {};
@@ -185,7 +190,7 @@ class TensorTile : public MmaRows<Feature_, shape, row_blocks> {
     add_weighted_values(s, has_zero_weight);
   }
 
-  // stores the weights that were fetched; returns whether one is zero
+  // stores in shared memory the weights that this thread fetched; returns whether one of them is zero
   __device__ __forceinline__ bool put_weights() const {
     bool has_zero = false;
     for (int e = 0; e < own_weights; ++e) {
@@ -217,7 +222,7 @@ class TensorTile : public MmaRows<Feature_, shape, row_blocks> {
       add_column(p, F::right_ones());
     }
   }
-  // the weighted scores of the k-th 16 keys as a factor
+  // the scores s of the m-th 16 rows and the k-th 16 keys, weighted and rounded, as a left factor
   __device__ __forceinline__ typename F::Left rounded(const typename F::Sum& s, int m, int k) const {
     unsigned words[2][2];
 #pragma unroll
@@ -232,12 +237,13 @@ class TensorTile : public MmaRows<Feature_, shape, row_blocks> {
     return F::left_of(words);
   }
 
-  // the weight of this lane's row (m,h) and its first key of the n-th two
+  // points to the weights of this lane's row (m,h) for the lane's n-th two keys, which are neighbours
   __device__ __forceinline__ const float* weight_of(int m, int h, int n) const {
     return c() + queries - 1 - row_of_warp() - F::row() - 16 * m - h * F::row_step + column_of(n);
   }
 
-  // loads features k0.. of the queries; they stay in shared memory if one step has all features
+  // loads the features of the queries from k0 on; if one step has all features, they are loaded only once and stay in
+  // shared memory
   __device__ __forceinline__ void load_queries(int k0) {
     if (m_has_queries && m_task.A.channels <= k_tile) return;
     m_has_queries = true;
@@ -249,7 +255,7 @@ class TensorTile : public MmaRows<Feature_, shape, row_blocks> {
     }
   }
 
-  // adds 16 features' products to the scores
+  // adds the products of the 16 features from k on to the scores
   __device__ __forceinline__ void add_scores(Scores& s, int k) const {
     typename F::Left q[row_blocks];
 #pragma unroll
@@ -262,7 +268,7 @@ class TensorTile : public MmaRows<Feature_, shape, row_blocks> {
     }
   }
 
-  // calls f(x, weight, key) for all scores, where `key` is that of the tile
+  // calls f(x, weight, key) for all scores x of this lane, where `key` is counted in the tile
   template <class Function>
   __device__ __forceinline__ void for_scores(Scores& s, Function&& f) const {
 #pragma unroll
@@ -282,7 +288,8 @@ class TensorTile : public MmaRows<Feature_, shape, row_blocks> {
     for_scores(s, [=](float& x, float, int key) { x *= scales[key]; });
   }
 
-  // adds the non-finite values to the rows that attend to them, and replaces them by zeros for the others
+  // adds the non-finite values to the rows that attend to them, and then replaces them by zeros in shared memory, for
+  // the other rows
   __device__ __forceinline__ void add_nonfinite_values() {
     for (int k = 0; k < keys; ++k)
 #pragma unroll
@@ -307,7 +314,7 @@ class TensorTile : public MmaRows<Feature_, shape, row_blocks> {
   ColumnsOf<S> m_U;
   int m_z, m_head;
   bool m_has_aligned_values, m_has_queries = false;
-  int m_stage = 0;  // of `stages` tiles of keys in shared memory
+  int m_stage = 0;  // which of the `stages` tiles of keys in shared memory is multiplied
   RowLoader<Feature, keys, threads> m_keys, m_values;
   float m_weights[own_weights];  // this thread's part of c()
 };

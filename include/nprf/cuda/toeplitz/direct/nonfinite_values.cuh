@@ -12,7 +12,7 @@ __device__ __forceinline__ bool is_nonfinite(T x) {
   return !(fabsf(to_float(x)) <= largest_float);
 }
 
-/// Whether this thread's share of the tile has one.
+/// Whether this thread's part of the tile has a NaN or an infinity.
 template <MmaFactor T>
 __device__ __forceinline__ bool has_nonfinite_scalar(const T* tile, int rows) {
   bool found = false;
@@ -21,7 +21,7 @@ __device__ __forceinline__ bool has_nonfinite_scalar(const T* tile, int rows) {
   return found;
 }
 
-/// Replaces those of this thread's share by zeros.
+/// Replaces the NaNs and infinities in this thread's part of the tile by zeros.
 template <MmaFactor T>
 __device__ __forceinline__ void clear_nonfinite_scalars(T* tile, int rows) {
   for (int e = static_cast<int>(threadIdx.x); e < rows * MmaTileShape::channels; e += static_cast<int>(blockDim.x)) {

@@ -8,9 +8,9 @@
 
 namespace nprf::cuda {
 
-/// TensorTile for up to 64 features, values of their type in rows that are aligned to 16 bytes, and no key mask. While
-/// a tile of keys is multiplied, the next one is copied to a second part of shared memory, so that no registers hold
-/// it, and each tile needs one barrier.
+/// A TensorTile for up to 64 features, without a key mask. Values have the type of the features, and all rows are
+/// aligned to 16 bytes. While a tile of keys is multiplied, the next one is copied to a second part of shared memory.
+/// So no registers hold the next tile, and each tile needs one barrier.
 template <class Feature, MmaShape shape = MmaShape::native>
 class StreamedTile : public TensorTile<Feature, Feature, shape, 2, 2> {
   using Base = TensorTile<Feature, Feature, shape, 2, 2>;
@@ -24,7 +24,7 @@ class StreamedTile : public TensorTile<Feature, Feature, shape, 2, 2> {
   __device__ __forceinline__ StreamedTile(const TileTask<Feature, Feature>& task, int z, int i0, int p0)
       : Base(task, z, i0, p0) {}
 
-  /// Whether a task can use it.
+  /// Whether this tile can compute the task.
   static bool supports(const TileTask<Feature, Feature>& task) {
     return task.A.channels <= k_tile && task.A.has_aligned_rows && task.B.has_aligned_rows && !task.U.mask &&
            task.U.V.has_aligned_rows && task.U.V.channels > 0;
@@ -38,7 +38,7 @@ class StreamedTile : public TensorTile<Feature, Feature, shape, 2, 2> {
     const std::ptrdiff_t j0 = first * keys + own_row();
     const Feature *of_keys = this->m_B + j0 * m_task.B.token_stride + own_channel(),
                   *of_values = this->m_U.data + j0 * this->m_U.token_stride + this->m_p0 + own_channel();
-    const auto start = [&](int J, int stage) {  // copies tile J, and fetches its weights
+    const auto start = [&](int J, int stage) {  // starts to copy key tile J, fetches its weights
       Feature* to = Base::b_of(stage) + own_row() * stride + own_channel();
       copy<0>(to, of_keys, m_task.B.token_stride, J, own_channel() < m_task.B.channels);
       copy<keys>(to, of_values, this->m_U.token_stride, J, this->m_p0 + own_channel() < this->m_U.p);
@@ -63,12 +63,12 @@ class StreamedTile : public TensorTile<Feature, Feature, shape, 2, 2> {
   using Base::k_tile, Base::stride, Base::m_task, Base::m_stage;
   static constexpr int threads_per_row = k_tile / 8, rows_at_once = threads / threads_per_row;
 
-  // of a tile, from where on this thread copies 8 scalars of some rows
+  // the first row of a tile that this thread copies, and the first of the 8 channels that it copies of each row
   __device__ __forceinline__ static int own_row() { return static_cast<int>(threadIdx.x) / threads_per_row; }
   __device__ __forceinline__ static int own_channel() { return static_cast<int>(threadIdx.x) % threads_per_row * 8; }
 
-  // starts to copy this thread's rows of key tile J, the first one to row `row` from `to`; zeros beyond the last key
-  // and channel
+  // starts to copy this thread's rows of key tile J from `from` to the address that is `row` rows after `to`; writes
+  // zeros beyond the last key and channel
   template <int row>
   __device__ __forceinline__ void copy(Feature* to, const Feature* from, std::ptrdiff_t token_stride, int J,
                                        bool has_channel) const {

@@ -20,16 +20,16 @@
 
 namespace nprf::cuda {
 
-/// Engine::cufft. A circulant matrix of length at least n_q + n_k - 1 contains C; of a grid, n_q and n_k are the
-/// numbers of slots, and the pairs of the border are a second part of the sums, by tiles. The transforms are done in
-/// slabs of at most slab_bytes, but of at least one transform. O(r (p + 1) n log n) time. Memory: a slab and cuFFT's
-/// workspace.
+/// Engine::cufft. C is part of a circulant matrix of length at least n_q + n_k - 1. For a grid, n_q and n_k are the
+/// numbers of slots; the pairs of the border are computed by tiles, as a second part of the sums. Signals are
+/// transformed in slabs (slab_kernels.cuh) of at most slab_bytes, but of at least one signal. O(r (p + 1) n log n)
+/// time. Memory: a slab and cuFFT's workspace.
 class CufftEngine {
  public:
   static constexpr Engine name = Engine::cufft;
   static constexpr bool is_tiled = false, supports_grid = true, has_states = false;
 
-  /// Slabs pass through memory ten times.
+  /// The cost is that of passing each slab through memory ten times.
   static CallCost cost(const CostInputs& x) {
     const TokenPlaces& places = x.weights.c.places;
     const double slots = static_cast<double>(places.slot_count(x.shape.n_q)) + places.slot_count(x.shape.n_k);

@@ -27,7 +27,7 @@ class FusedEngine {
   static constexpr Engine name = Engine::fused;
   static constexpr bool is_tiled = false, supports_grid = false, has_states = false;
 
-  /// FFTs in two passes move 40 bytes per point of 2 N.
+  /// FFTs in two passes move 40 bytes for each of the 2 N points of a signal.
   static CallCost cost(const CostInputs& x) {
     const int n = std::max(x.shape.n_q, x.shape.n_k);
     if (const SharedMemoryVariant* variant = SharedMemoryFft::variant_for(x.device, n)) {

@@ -14,7 +14,7 @@
 
 namespace nprf::cuda {
 
-/// A kernel for FFTs of N = folds L points in shared memory.
+/// The kernels for up to N = folds * L tokens, by FFTs in shared memory (SharedMemoryTask).
 struct SharedMemoryVariant {
   int L, folds, threads;
   std::size_t shared, spectrum_shared;
@@ -58,7 +58,7 @@ inline const auto& shared_memory_variants() {
   return all;
 }
 
-/// The products of z matrices by FFTs in shared memory.
+/// Computes the products of z matrices by FFTs in shared memory.
 class SharedMemoryFft {
  public:
   /// The kernel with the smallest N >= n that fits the device; null if there is none.
@@ -85,7 +85,7 @@ class SharedMemoryFft {
   int length() const { return m_variant->N(); }
 
   struct Arrays {
-    float2 *U, *Y;  // as SharedMemoryTask's
+    float2 *U, *Y;  // as in SharedMemoryTask
   };
   Arrays take(Scratch& scratch) const {
     const std::size_t columns = static_cast<std::size_t>(m_z) *
@@ -95,7 +95,7 @@ class SharedMemoryFft {
     return {U, scratch.take<float2>(columns * static_cast<std::size_t>(m_groups))};
   }
 
-  /// Queues the spectrum [position, 2 N] of the weights.
+  /// Queues the computation of the spectrum [position, 2 N] of the weights.
   void queue_spectrum(const DeviceWeights& c, int positions, float2* spectrum, cudaStream_t stream) const {
     launch("FFT in shared memory: spectrum", m_variant->spectrum,
            dim3{static_cast<unsigned>(2 * m_variant->folds), static_cast<unsigned>(positions), 1},
@@ -103,7 +103,8 @@ class SharedMemoryFft {
            SharedMemorySpectrumTask{c, spectrum});
   }
 
-  /// Queues numerators [z, n_q, p] and sums [z, n_q] of z matrices, from features [z / group, r, N].
+  /// Queues the computation of the numerators `out` [z, n_q, p] and the denominators `sums` [z, n_q] of z matrices,
+  /// from features [z / group, r, N].
   template <Storage S>
   void queue(const TileTask<S>& x, const Spectra& spectra, float* out, float* sums, const Arrays& arrays,
              cudaStream_t stream) const {
@@ -124,7 +125,8 @@ class SharedMemoryFft {
   }
 
  private:
-  // chooses the number of groups of features that minimises the time: rounds of blocks, times features per block
+  // chooses the number of groups of features with the least time: the number of rounds in which the blocks run, times
+  // the number of features of a block
   void choose_groups(int r, int concurrent_blocks) {
     constexpr int most = 32;
     long long best = std::numeric_limits<long long>::max();

@@ -10,36 +10,36 @@
 
 namespace nprf::cuda {
 
-/// Y = ((A B^T) o C) [V 1] by FFTs that stay in shared memory. C is part of a circulant matrix of length 2 N, N = folds
-/// L. A block computes one residue class of its 2 N frequencies: those equal to q modulo 2 folds. It folds the input,
-/// and transforms L points:
+/// Computes Y = ((A B^T) o C) [V 1] by FFTs that stay in shared memory. C is part of a circulant matrix of length 2 N,
+/// where N = folds * L. A block computes one residue class of its 2 N frequencies: those equal to q modulo 2 * folds.
+/// It folds the input, and transforms L points:
 ///
 ///     z_l    = sum_f B_r[l + L f] u_q[l + L f]                      u_q[j] = u[j] exp(-pi i q j / N)
 ///     v      = inverse(spectrum_q forward(z)) / 2 N
 ///     Y_q[j] = sum_r A_r[j] v[j mod L]
 ///     y[j]   = sum_q Y_q[j] exp(+pi i q j / N)
 ///
-/// where f counts the folds and r the features. Blocks exchange no data. Two columns form one complex column, a pair. A
-/// block computes a pair, a residue class and a group of features; the groups are added up in order. O(r (p + 1) N log
-/// N) time. Nothing of size r p n is stored in global memory.
+/// where f counts the folds, r the features, and u is a pair: two columns of [V 1] as one complex column. Blocks
+/// exchange no data. A block computes a pair, a residue class and a group of features; the groups are added up in
+/// order. O(r (p + 1) N log N) time. No array of r p n numbers is stored in global memory.
 struct SharedMemoryTask {
   const float *A, *B;                     // [z / group, r, N], zero from n_q and n_k on
   const float2* U;                        // [z, residue, pair, N]: u_q, zero from n_k on
   const float2* spectrum;                 // [head, residue, L], in the order of BlockTransform's output
-  std::ptrdiff_t stride;                  // of the spectrum, between heads
-  int heads, r, pairs, groups, features;  // features per group
+  std::ptrdiff_t stride;                  // of the spectrum, from head to head; 0: all share one
+  int heads, r, pairs, groups, features;  // features: of each group
   float2* Y;                              // [z, group of features, residue, pair, N]
-  int group_of_A = 1, group_of_B = 1;     // z next to each other that share A, and B
+  int group_of_A = 1, group_of_B = 1;     // how many consecutive z share A, and share B
 };
 
 /// Computes y from the sums Y of all groups and residue classes.
 struct CollectTask {
-  const float2* Y;  // SharedMemoryTask's
+  const float2* Y;  // as in SharedMemoryTask
   int N, residues, pairs, groups, n_q, p;
   float *out, *sums;  // [z, n_q, p] [z, n_q]
 };
 
-/// Blocks (queries, pairs, z).
+/// blockIdx.x and threadIdx.x: query, blockIdx.y: pair of columns, blockIdx.z: z.
 template <int threads>
 __global__ void __launch_bounds__(threads) collect_kernel(CollectTask task) {
   start_kernel();
@@ -70,8 +70,9 @@ struct SharedMemorySpectrumTask {
   float2* spectrum;  // [head, residue, L]
 };
 
-// Entry k < L of the folded weights of class q, for `classes` L lags. Not inlined: inlining it at every use dominates
-// the compile time
+// Entry k < L of the folded weights of residue class q: a sum over the entries k, k + L, .. of the circulant matrix's
+// first column, which has classes * L entries. Not inlined, because inlining it at every use would dominate the compile
+// time
 template <int classes, int L>
 [[gnu::noinline]] __device__ float2 folded_weight(const DeviceWeights& c, int head, int q, int k) {
   float2 sum = make_float2(0, 0);
@@ -81,7 +82,7 @@ template <int classes, int L>
   return sum;
 }
 
-/// Blocks (residue classes, heads).
+/// blockIdx.x: residue class, blockIdx.y: head.
 template <class Shape, int folds>
 __global__ void __launch_bounds__(Shape::threads) shared_memory_spectrum_kernel(SharedMemorySpectrumTask task) {
   start_kernel();
@@ -97,7 +98,8 @@ __global__ void __launch_bounds__(Shape::threads) shared_memory_spectrum_kernel(
   fft::unrolled<Shape::P>([&](auto i) { spectrum[i * Shape::threads + thread] = v[i]; });
 }
 
-// Hides from the compiler that a loop's loads do not depend on the feature. If it hoists them, the registers spill
+// Hides from the compiler that the loads from `pointer` do not depend on the feature. If it moves them out of the loop
+// over features, the registers spill
 template <class T>
 __device__ __forceinline__ void prevent_hoisting(T*& pointer) {
 #ifdef __CUDA_ARCH__
@@ -120,14 +122,15 @@ constexpr std::size_t shared_memory_bytes() {
 template <class Shape, int folds>
 constexpr int shared_memory_blocks = (folds * Shape::P <= 16 ? 512 : 256) / Shape::threads;
 
-/// The columns u_q and the sums Y_q over features of a block. A thread stores the entries of its own indices alone, so
-/// that no barrier is needed between its writes and its reads.
+/// The columns u_q and the sums Y_q over features of a block. A thread writes and reads the entries of its own indices
+/// alone, so that no barrier is needed between its writes and its reads.
 template <class Shape, int folds, FftMemory columns, FftMemory sums>
 class FoldedColumns {
  public:
   static constexpr int P = Shape::P, L = Shape::L, N = folds * L;
 
-  /// kept: shared memory of (folds,L) for columns, for sums, or for both.
+  /// `kept` is shared memory: (folds,L) for the columns if they are kept there, then (folds,L) for the sums if they
+  /// are.
   __device__ __forceinline__ FoldedColumns(const float2* U, float2* kept)
       : m_U(U), m_kept(kept), m_sum_shared(kept + (columns == FftMemory::in_shared_memory ? N : 0)) {
     for_each([&](auto f, auto i, int at) {
@@ -163,7 +166,7 @@ class FoldedColumns {
   }
 
  private:
-  // f(fold, i, index) for each index of the thread
+  // calls f(fold, i, index) for each index of this thread, where the index is that of value i of the fold
   template <class F>
   __device__ __forceinline__ static void for_each(F&& f) {
     const int thread = static_cast<int>(threadIdx.x);
@@ -184,7 +187,7 @@ class FoldedColumns {
   float2 m_sum[sums == FftMemory::in_registers ? folds * P : 1];
 };
 
-/// Blocks (pairs, residue classes and groups of features, z).
+/// blockIdx.x: pair of columns, blockIdx.y: residue class and group of features, blockIdx.z: z.
 template <class Shape, int folds, FftMemory columns, FftMemory sums>
 __global__ void __launch_bounds__(Shape::threads, (shared_memory_blocks<Shape, folds>))
     shared_memory_kernel(SharedMemoryTask task) {

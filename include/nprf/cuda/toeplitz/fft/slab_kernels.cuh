@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(threads) circulant_kernel(CirculantTask task) 
       make_float2(task.c.in_circulant(head, k, task.length), 0);
 }
 
-/// How many signals (pair, feature) are transformed together.
+/// How many signals are transformed together: all combinations of so many pairs of columns and so many features.
 struct SlabShape {
   int pairs, features;
 
@@ -47,8 +47,8 @@ struct SlabShape {
 };
 
 /// Computes a slab: a buffer of signals B_f U_c that are transformed together. Two columns c of U form one complex
-/// column, a pair. Pairs are numbered over all z. Signal (pair, feature) starts at slab + (pair features + feature)
-/// length.
+/// column, a pair. Pairs are numbered through all matrices z. Signal (pair, feature), counted from the first pair and
+/// the first feature of the slab, starts at slab + (pair * features + feature) * length.
 template <Storage S>
 struct SpreadTask {
   Operand<float> B;  // (n_k,r)
@@ -59,27 +59,27 @@ struct SpreadTask {
   TokenPlaces places = {};
 };
 
-/// Computes N and D from the slab.
+/// Filters the slab by the spectrum of the weights, and adds its contributions to N and D.
 template <Storage S>
 struct SlabTask : SpreadTask<S> {
   Operand<float> A;        // (n_q,r)
   const float2* spectrum;  // [head, length]
-  std::ptrdiff_t stride;   // of the spectrum, between heads
+  std::ptrdiff_t stride;   // of the spectrum, from head to head; 0: all share one
   float *N, *D;            // [z, n_q, p] [z, n_q]
 };
 
-/// Each thread computes a value of up to `features` signals of a pair.
+/// Each thread computes one value in each of up to `features` signals of a pair of columns.
 struct SpreadShape {
   static constexpr int threads = 256, features = 16;
 
-  /// Blocks for each pair, of which a slab has so many features.
+  /// How many blocks the features of one pair of columns need, in a slab of features_of_slab features.
   static __host__ __device__ constexpr int groups(int features_of_slab) {
     return (features_of_slab + features - 1) / features;
   }
 };
 
-/// slab = B_f U_c, padded with zeros, with the tokens of a grid in their slots. Blocks (values of a signal, pairs and
-/// groups of features).
+/// slab = B_f U_c, padded with zeros; the tokens of a grid are in their slots. blockIdx.x and threadIdx.x: index in a
+/// signal, blockIdx.y: pair of columns and group of features.
 template <Storage S>
 __global__ void __launch_bounds__(SpreadShape::threads) spread_kernel(SpreadTask<S> task) {
   start_kernel();
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(SpreadShape::threads) spread_kernel(SpreadTask
   for (; f < end; ++f, to += task.length) *to = make_float2(0, 0);
 }
 
-/// For a slab of so many pairs.
+/// Queues spread_kernel for a slab of `pairs` pairs of columns.
 template <Storage S>
 void queue_spread(const char* name, const SpreadTask<S>& task, int pairs, cudaStream_t stream) {
   const auto rows = static_cast<unsigned>(pairs * SpreadShape::groups(task.features));
@@ -112,7 +112,7 @@ void queue_spread(const char* name, const SpreadTask<S>& task, int pairs, cudaSt
          dim3{SpreadShape::threads, 1, 1}, 0, stream, task);
 }
 
-/// slab = spectrum slab / length. Blocks (frequencies, signals).
+/// slab = spectrum * slab / length. blockIdx.x and threadIdx.x: frequency, blockIdx.y: signal.
 template <Storage S>
 __global__ void __launch_bounds__(256) filter_kernel(SlabTask<S> task) {
   start_kernel();
@@ -124,7 +124,8 @@ __global__ void __launch_bounds__(256) filter_kernel(SlabTask<S> task) {
   value = multiply(value, (1.0f / static_cast<float>(task.length)) * c);
 }
 
-/// N and D += sum_f A_f slab, in the order of the features. Blocks (queries, pairs).
+/// Adds sum_f A_f slab_f to N and D, in the order of the features f. blockIdx.x and threadIdx.x: query, blockIdx.y:
+/// pair of columns.
 template <Storage S>
 __global__ void __launch_bounds__(256) gather_kernel(SlabTask<S> task) {
   start_kernel();

@@ -14,24 +14,25 @@ __device__ __forceinline__ float2 residue_root(int q, int j, int N) {
   return fft::root(q * j % (2 * N), 2 * N);  // reduces the angle modulo 2 pi exactly, in integers
 }
 
-/// Computes u_q[j] = u[j] exp(-pi i q j / N) of some pairs of columns of U = [V 1], counted over all z.
+/// Computes u_q[j] = u[j] exp(-pi i q j / N) for all residue classes q and some pairs u of columns of U = [V 1]. Pairs
+/// are numbered through all matrices z.
 template <Storage S>
 struct TwiddleTask {
   Columns<S> U;  // (n_k,p + 1)
   int N, residues;
   int pairs_of_z, all_pairs, first_pair, pairs;  // `pairs` pairs from first_pair on, of all_pairs
   float2* to;                                    // [pair / group, residue, pair % group, N]
-  int group;                                     // pairs whose values of one residue are contiguous
+  int group;                                     // how many pairs are contiguous for one residue class
 };
 
-/// A block has a tile of tokens and pairs, which it transposes in shared memory: rows of V are contiguous over columns,
-/// and those of its results over tokens.
+/// A block has a tile of tokens and pairs, which it transposes in shared memory: in V the columns of a token are
+/// contiguous, in the results the tokens of a pair.
 struct TwiddleShape {
   static constexpr int tokens = 32, pairs = 16, threads = 256, stride = 2 * pairs + 1;
   static constexpr std::size_t shared = sizeof(float) * tokens * stride;
 };
 
-/// Blocks (tiles of pairs, tiles of tokens).
+/// blockIdx.x: tile of pairs, blockIdx.y: tile of tokens.
 template <Storage S>
 __global__ void __launch_bounds__(TwiddleShape::threads) twiddle_kernel(TwiddleTask<S> task) {
   start_kernel();

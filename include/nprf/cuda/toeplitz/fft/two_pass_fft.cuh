@@ -15,7 +15,7 @@
 
 namespace nprf::cuda {
 
-/// Kernels for FFTs of N = folds L1 L2 points in two passes.
+/// The kernels for up to N = folds * L1 * L2 tokens, by FFTs in two passes (TwoPassTask).
 struct TwoPassVariant {
   int L1, L2, folds;
   int tile, column_threads, row_threads;
@@ -75,7 +75,7 @@ inline const auto& two_pass_variants() {
   return all;
 }
 
-/// The products of z matrices by FFTs in two passes.
+/// Computes the products of z matrices by FFTs in two passes.
 class TwoPassFft {
  public:
   /// The kernels with the smallest N >= n; null if there are none.
@@ -105,7 +105,7 @@ class TwoPassFft {
   int length() const { return m_variant->N(); }
 
   struct Arrays {
-    float2 *U, *slab, *Y;  // as TwoPassTask's
+    float2 *U, *slab, *Y;  // as in TwoPassTask
   };
   Arrays take(Scratch& scratch) const {
     const std::size_t points = static_cast<std::size_t>(m_pairs) * static_cast<std::size_t>(length());
@@ -114,7 +114,7 @@ class TwoPassFft {
     return {U, slab, scratch.take<float2>(points)};
   }
 
-  /// Queues the spectrum [position, 2 N] of the weights.
+  /// Queues the computation of the spectrum [position, 2 N] of the weights.
   void queue_spectrum(const DeviceWeights& c, int positions, float2* spectrum, cudaStream_t stream) const {
     const TwoPassVariant& v = *m_variant;
     const TwoPassSpectrumTask task{c, v.L2, static_cast<int>(residues()), roots(), spectrum};
@@ -127,7 +127,8 @@ class TwoPassFft {
            stream, task);
   }
 
-  /// Queues numerators [z, n_q, p] and sums [z, n_q] of z matrices, from features [z / group, r, N].
+  /// Queues the computation of the numerators `out` [z, n_q, p] and the denominators `sums` [z, n_q] of z matrices,
+  /// from features [z / group, r, N].
   template <Storage S>
   void queue(const TileTask<S>& x, const Spectra& spectra, float* out, float* sums, const Arrays& arrays,
              cudaStream_t stream) const {
@@ -182,8 +183,8 @@ class TwoPassFft {
   float2* roots() const { return static_cast<float2*>(m_roots.data()); }
 
   // chooses the numbers of pairs and of features of a slab, whose product is at most `fit`, such that the time is
-  // least. The blocks of the last pass run in rounds; the time of a round is the number of its features, plus one for U
-  // and Y
+  // least. The time is that of the last pass, whose blocks run in rounds: a round takes as long as the slab has
+  // features, plus one for U and Y
   void choose_slab(int r, int concurrent_blocks, int fit) {
     const auto parts = [](long long all, long long each) { return (all + each - 1) / each; };
     const int all = std::max(m_all_pairs, 1);

@@ -12,24 +12,24 @@
 
 namespace nprf::cuda {
 
-/// Y = ((A B^T) o C) [V 1] by FFTs that are too long for shared memory. Residue classes are those of SharedMemoryTask.
-/// The L = L1 L2 points of each are transformed in two passes through memory. With the value j1 L2 + j2 and the
-/// frequency k1 + L1 k2,
+/// Computes Y = ((A B^T) o C) [V 1] by FFTs that are too long for shared memory. Residue classes q are as in
+/// SharedMemoryTask. The L = L1 L2 points z[] of each class are transformed in two passes through memory. Values are
+/// numbered j1 L2 + j2, and frequencies k1 + L1 k2:
 ///
 ///     Z[k1][j2] = sum_j1 z[j1 L2 + j2] exp(-2 pi i j1 k1 / L1)                              columns kernel
 ///     frequency = sum_j2 Z[k1][j2] exp(-2 pi i k1 j2 / L) exp(-2 pi i j2 k2 / L2)           rows kernel, with inverse
 ///
-/// A slab holds Z of some pairs of columns, counted over all z, and of some features. A block of the last kernel has
-/// all residue classes of its queries, and adds them up by Horner's rule:
+/// A slab holds Z of some pairs of columns, which are counted over all matrices z, and of some features. A block of the
+/// last kernel has all residue classes of its queries, and adds them up by Horner's rule:
 ///
 ///     y[j] = sum_q Y_q[j] exp(+pi i q j / N)
 ///
-/// O(r (p + 1) N log N) time. Memory traffic per point of a slab: 32 bytes, 8 folds bytes for A and B, and 8 (folds +
-/// 1) / (features of the slab) bytes for U and Y.
+/// O(r (p + 1) N log N) time. Memory traffic per point of a slab: 32 bytes, 8 * folds bytes for A and B, and
+/// 8 (folds + 1) / (features of the slab) bytes for U and Y.
 struct TwoPassTask {
   const float *A, *B;      // [z / group, r, N], zero from n_q and n_k on
-  const float2* spectrum;  // [head, residue, L1, L2]; rows are in the order of BlockTransform's output
-  std::ptrdiff_t stride;   // of the spectrum, between heads
+  const float2* spectrum;  // [head, residue, L1, L2]; each row is in the order of BlockTransform's output
+  std::ptrdiff_t stride;   // of the spectrum, from head to head; 0: all share one
   const float2* roots;     // (L1,L2): exp(-2 pi i k1 j2 / L)
   int heads, r, n_q, p, residues, pairs_of_z, all_pairs;
   int first_pair, first_feature, features;  // of the slab
@@ -37,14 +37,15 @@ struct TwoPassTask {
   float2* slab;                             // [pair, residue, feature, L1, L2]
   float2* Y;                                // [pair, N]: sums over the features of previous slabs
   float *out, *sums;                        // [z, n_q, p] [z, n_q]
-  int group_of_A = 1, group_of_B = 1;       // z next to each other that share A, and B
+  int group_of_A = 1, group_of_B = 1;       // how many consecutive z share A, and share B
 };
 
 /// Minimum number of blocks per multiprocessor. It limits a thread to 128 registers if it has few values, else to 255.
 template <class Shape, int folds>
 constexpr int column_blocks = (folds * Shape::R <= 24 ? 512 : 256) / Shape::threads;
 
-/// slab = FFTs of columns of B_f U. Blocks (tiles of columns, pairs and residue classes).
+/// First pass: slab = the FFTs of the columns of the folded B_f u_q. blockIdx.x: tile of columns j2, blockIdx.y: pair
+/// and residue class.
 template <class Shape, int L2, int folds>
 __global__ void __launch_bounds__(Shape::threads, (column_blocks<Shape, folds>))
     two_pass_columns_kernel(TwoPassTask task) {
@@ -80,8 +81,9 @@ __global__ void __launch_bounds__(Shape::threads, (column_blocks<Shape, folds>))
   }
 }
 
-/// Convolves the rows of the slab with the weights, in place. Pairs and residue classes are processed in reverse
-/// order, since those that were written last may still be in the cache. Blocks (rows, pairs and residue classes).
+/// Second pass: transforms the rows of the slab, multiplies them by the spectrum of the weights, and transforms them
+/// back, in place. Pairs and residue classes are processed in reverse order, since the ones that were written last may
+/// still be in the cache. blockIdx.x: row k1, blockIdx.y: pair and residue class.
 template <class Shape>
 __global__ void __launch_bounds__(Shape::threads, 512 / Shape::threads) two_pass_rows_kernel(TwoPassTask task) {
   start_kernel();
@@ -119,15 +121,16 @@ template <class Shape, int folds>
 constexpr std::size_t two_pass_inverse_bytes =
     sizeof(float2) * (fft::ColumnTransform<Shape>::shared + folds * Shape::R);
 
-/// Y += sum_f A_f v_f, where v_f are the inverse FFTs of the slab's columns, summed over residue classes. After the
-/// last feature, writes N and D instead. Blocks (tiles of columns, pairs).
+/// Last pass: Y += sum_f A_f v_f, where v_f are the inverse FFTs of the slab's columns, summed over residue classes.
+/// After the last feature, writes N and D instead. blockIdx.x: tile of columns j2, blockIdx.y: pair.
 template <class Shape, int L2, int folds>
 __global__ void __launch_bounds__(Shape::threads, (column_blocks<Shape, folds>))
     two_pass_inverse_kernel(TwoPassTask task) {
   start_kernel();
   constexpr int R = Shape::R, L = Shape::L * L2, step = R * L2, values = folds * R;
   const fft::ColumnTransform<Shape> transform(shared_memory<float2>());
-  float2* roots = shared_memory<float2>() + fft::ColumnTransform<Shape>::shared;  // roots between this thread's values
+  float2* roots = shared_memory<float2>() + fft::ColumnTransform<Shape>::shared;  // (values)
+  // exp(-pi i s step / N), by which the factor of value s of a thread differs from the factor of its value 0
   for (int s = static_cast<int>(threadIdx.x); s < values; s += Shape::threads) roots[s] = fft::root(s, 2 * values);
   __syncthreads();
   const int slot = static_cast<int>(blockIdx.y), pair = task.first_pair + slot, z = pair / task.pairs_of_z;
@@ -175,7 +178,7 @@ __global__ void __launch_bounds__(Shape::threads, (column_blocks<Shape, folds>))
   });
 }
 
-/// Computes TwoPassTask's spectrum / 2 N of the weights of heads, by the same two passes.
+/// Computes TwoPassTask::spectrum, the spectrum of the weights of each head divided by 2 N, by the same two passes.
 struct TwoPassSpectrumTask {
   DeviceWeights c;
   int L2, residues;
@@ -183,7 +186,7 @@ struct TwoPassSpectrumTask {
   float2* spectrum;  // [head, residue, L1, L2]
 };
 
-/// Computes TwoPassTask's roots. Blocks (columns, rows).
+/// Computes TwoPassTask::roots. blockIdx.x and threadIdx.x: column j2, blockIdx.y: row k1.
 template <int threads>
 __global__ void __launch_bounds__(threads) two_pass_roots_kernel(TwoPassSpectrumTask task) {
   start_kernel();
@@ -191,7 +194,8 @@ __global__ void __launch_bounds__(threads) two_pass_roots_kernel(TwoPassSpectrum
   if (j2 < task.L2) task.roots[k1 * task.L2 + j2] = fft::root(k1 * j2, static_cast<int>(gridDim.y) * task.L2);
 }
 
-/// Blocks (tiles of columns, residue classes, heads).
+/// First pass of the spectrum: transforms the columns of the folded weights. blockIdx.x: tile of columns j2,
+/// blockIdx.y: residue class, blockIdx.z: head.
 template <class Shape, int L2, int folds>
 __global__ void __launch_bounds__(Shape::threads) two_pass_weights_kernel(TwoPassSpectrumTask task) {
   start_kernel();
@@ -206,7 +210,7 @@ __global__ void __launch_bounds__(Shape::threads) two_pass_weights_kernel(TwoPas
   fft::unrolled<R>([&](auto s) { Z[s * step] = v[s]; });
 }
 
-/// Blocks (rows, residue classes, heads).
+/// Second pass of the spectrum: transforms the rows. blockIdx.x: row k1, blockIdx.y: residue class, blockIdx.z: head.
 template <class Shape>
 __global__ void __launch_bounds__(Shape::threads) two_pass_weight_rows_kernel(TwoPassSpectrumTask task) {
   start_kernel();
