@@ -17,6 +17,7 @@
 
 #include "examples/support/head_arrays.hpp"
 #include "examples/support/second_half.hpp"
+#include "nprf/calibration/calibrate_definition.hpp"
 
 namespace nprf::bench {
 namespace {

@@ -16,6 +16,7 @@
 #include "bench/support/positions.hpp"
 #include "bench/support/race.hpp"
 #include "bench/support/row.hpp"
+#include "nprf/toeplitz/plan/choose.hpp"
 
 namespace nprf::bench {
 namespace {
