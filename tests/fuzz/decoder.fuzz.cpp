@@ -16,6 +16,7 @@
 
 #include "fuzz/check.hpp"
 #include "fuzz/input.hpp"
+#include "nprf/decoder/state_stream.hpp"
 #include "nprf/nprf.hpp"
 
 namespace nprf::fuzz {
