@@ -2,7 +2,7 @@
 #pragma once
 
 #include "nprf/attention/attention_core.hpp"
-#include "nprf/attention/attention_core_definition.hpp"
+#include "nprf/attention/batch/attention_core_definition.hpp"
 #include "nprf/attention/batch/batch.hpp"
 #include "nprf/calibration/calibrate.hpp"
 #include "nprf/calibration/calibrate_definition.hpp"

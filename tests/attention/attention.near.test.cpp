@@ -11,7 +11,7 @@
 
 #include "attention/exact_pairs_case.hpp"
 #include "nprf/attention/attention.hpp"
-#include "nprf/attention/head.hpp"
+#include "nprf/attention/batch/head.hpp"
 #include "nprf/attention/scaling/key_log_scales.hpp"
 #include "nprf/attention/weights/prepared_position.hpp"
 #include "nprf/feature_map/balance.hpp"

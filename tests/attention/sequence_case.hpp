@@ -4,8 +4,8 @@
 #include <span>
 #include <vector>
 
-#include "nprf/attention/backward_pass.hpp"
-#include "nprf/attention/forward_pass.hpp"
+#include "nprf/attention/batch/backward_pass.hpp"
+#include "nprf/attention/batch/forward_pass.hpp"
 #include "nprf/feature_map/paper_names.hpp"
 #include "nprf/position/relative.hpp"
 #include "support/attention.hpp"

@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "nprf/attention/batch/head_models.hpp"
+#include "nprf/attention/head_models.hpp"
 #include "nprf/attention/heads_view.hpp"
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/saved.hpp"
@@ -54,5 +54,5 @@ class AttentionCore {
 }  // namespace nprf
 
 #if !NPRF_SEPARATE
-#include "nprf/attention/attention_core_definition.hpp"
+#include "nprf/attention/batch/attention_core_definition.hpp"
 #endif

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "nprf/attention/head.hpp"
+#include "nprf/attention/batch/head.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/decoder/running_sums.hpp"

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <vector>
 
-#include "nprf/attention/head.hpp"
+#include "nprf/attention/batch/head.hpp"
 #include "nprf/core/near_lags.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/reference/kernelized_attention.hpp"

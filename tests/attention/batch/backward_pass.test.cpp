@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/attention/backward_pass.hpp"
+#include "nprf/attention/batch/backward_pass.hpp"
 
 #include <cmath>
 #include <vector>

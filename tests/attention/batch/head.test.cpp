@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/attention/head.hpp"
+#include "nprf/attention/batch/head.hpp"
 
 #include <cmath>
 

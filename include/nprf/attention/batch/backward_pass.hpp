@@ -7,12 +7,12 @@
 #include <limits>
 #include <span>
 
+#include "nprf/attention/batch/head.hpp"
 #include "nprf/attention/exact/exact_pairs.hpp"
 #include "nprf/attention/exact/softmax_rows.hpp"
 #include "nprf/attention/fallback/non_finite.hpp"
 #include "nprf/attention/fallback/row_error_bound.hpp"
 #include "nprf/attention/fallback/row_recompute.hpp"
-#include "nprf/attention/head.hpp"
 #include "nprf/attention/saved.hpp"
 #include "nprf/attention/scaling/gradient_scaling.hpp"
 #include "nprf/attention/scaling/key_log_scales.hpp"

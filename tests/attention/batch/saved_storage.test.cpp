@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-#include "nprf/attention/saved_storage.hpp"
+#include "nprf/attention/batch/saved_storage.hpp"
 
 #include "nprf/core/workspace.hpp"
 #include "support/catch.hpp"

@@ -9,16 +9,16 @@
 #include <optional>
 #include <span>
 
+#include "nprf/attention/batch/head.hpp"
+#include "nprf/attention/batch/saved_storage.hpp"
 #include "nprf/attention/exact/exact_pairs.hpp"
 #include "nprf/attention/exact/softmax_difference.hpp"
 #include "nprf/attention/fallback/non_finite.hpp"
 #include "nprf/attention/fallback/row_error_bound.hpp"
 #include "nprf/attention/fallback/row_outcomes.hpp"
 #include "nprf/attention/fallback/row_recompute.hpp"
-#include "nprf/attention/head.hpp"
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/saved.hpp"
-#include "nprf/attention/saved_storage.hpp"
 #include "nprf/attention/scaling/key_log_scales.hpp"
 #include "nprf/attention/scaling/value_scaling.hpp"
 #include "nprf/core/lag_problem.hpp"

@@ -8,7 +8,7 @@
 #include "nprf/attention/attention_core.hpp"
 #include "nprf/attention/batch/batch_pool.hpp"
 #include "nprf/attention/batch/check_arrays.hpp"
-#include "nprf/attention/head.hpp"
+#include "nprf/attention/batch/head.hpp"
 #include "nprf/core/error.hpp"
 #include "nprf/core/resize.hpp"
 #include "nprf/toeplitz/engines.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/attention/forward_pass.hpp"
+#include "nprf/attention/batch/forward_pass.hpp"
 
 #include <cmath>
 #include <vector>
