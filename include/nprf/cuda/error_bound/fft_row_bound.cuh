@@ -11,7 +11,6 @@
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/device/strided_operand.cuh"
 #include "nprf/cuda/error_bound/signal_norms.cuh"
-#include "nprf/cuda/error_bound/weight_norms.cuh"
 #include "nprf/cuda/position/token_places.cuh"
 #include "nprf/toeplitz/fft/convolution_error.hpp"
 #include "nprf/toeplitz/plan/failing_share.hpp"

@@ -23,7 +23,7 @@
 #include "nprf/cuda/plan/device_model.cuh"
 #include "nprf/cuda/plan/exact_pairs.cuh"
 #include "nprf/cuda/plan/options.cuh"
-#include "nprf/cuda/position/present_keys.cuh"
+#include "nprf/cuda/position/attention_mask.cuh"
 #include "nprf/cuda/toeplitz/product.cuh"
 #if NPRF_CUDA_GRADIENTS
 #include "nprf/cuda/plan/backward.cuh"

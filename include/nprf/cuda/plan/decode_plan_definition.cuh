@@ -10,8 +10,7 @@
 #include <vector>
 
 #include "nprf/cuda/decoder/decode_kernel.cuh"
-#include "nprf/cuda/decoder/reorder_kernel.cuh"
-#include "nprf/cuda/decoder/rollback_kernel.cuh"
+#include "nprf/cuda/decoder/state_kernels.cuh"
 #include "nprf/cuda/decoder/states.cuh"
 #include "nprf/cuda/device/device_matrix.hpp"
 #include "nprf/cuda/device/kernel_loading.hpp"

@@ -16,9 +16,7 @@
 #include "nprf/cuda/model.hpp"
 #include "nprf/cuda/plan/check_model.cuh"
 #include "nprf/cuda/plan/feature_constants.cuh"
-#include "nprf/cuda/plan/half_features.hpp"
 #include "nprf/cuda/plan/position_tables.hpp"
-#include "nprf/cuda/plan/projection_parts.cuh"
 #include "nprf/cuda/position/attention_mask.cuh"
 #include "nprf/cuda/position/backward.cuh"
 #include "nprf/cuda/position/band.cuh"
@@ -107,7 +105,7 @@ class DeviceModel {
   bool is_centred() const { return !map().centring.is_empty(); }
   /// Whether the largest log-scale of the keys must be computed on the device.
   bool needs_log_scales() const { return m_needs_log_scales; }
-  /// Whether features may be stored in half (plan/half_features.hpp).
+  /// Whether features may be stored in half (feature_constants.cuh).
   bool features_fit_half(FarKeys far_keys) const {
     return !m_needs_log_scales && cuda::features_fit_half(m_model, far_keys);
   }
@@ -189,7 +187,7 @@ class DeviceModel {
   }
 
   /// Lets tensor cores compute the projections of tokens of type S, for features of 16 bits, where that is possible
-  /// (plan/projection_parts.cuh). Waits for the stream. Throws BackendError if CUDA reports an error.
+  /// (feature_constants.cuh). Waits for the stream. Throws BackendError if CUDA reports an error.
   template <MmaFactor S>
   void split_projections(const Device& device, cudaStream_t stream) {
     m_parts = ProjectionParts::of<S>(m_model.features, device, stream);

@@ -16,7 +16,7 @@
 #include "nprf/cuda/device/runtime.hpp"
 #include "nprf/cuda/device/scratch.hpp"
 #include "nprf/cuda/plan/device_model.cuh"
-#include "nprf/cuda/position/sinks.cuh"
+#include "nprf/cuda/position/attention_mask.cuh"
 #include "nprf/cuda/toeplitz/product.cuh"
 
 namespace nprf::cuda {

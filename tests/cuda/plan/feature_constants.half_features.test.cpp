@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/cuda/plan/half_features.hpp"
+#include "nprf/cuda/plan/feature_constants.cuh"
 
 #include <cmath>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/cuda/toeplitz/backward/factor_rows.cuh"
+#include "nprf/cuda/toeplitz/backward/tensor_gradients.cuh"
 
 #include <cmath>
 #include <cstddef>

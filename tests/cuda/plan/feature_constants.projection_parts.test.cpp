@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/cuda/plan/projection_parts.cuh"
+#include "nprf/cuda/plan/feature_constants.cuh"
 
 #include <vector>
 

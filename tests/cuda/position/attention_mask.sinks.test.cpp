@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/cuda/position/sinks.cuh"
+#include "nprf/cuda/position/attention_mask.cuh"
 
 #include <cstddef>
 #include <vector>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/cuda/position/present_keys.cuh"
+#include "nprf/cuda/position/attention_mask.cuh"
 
 #include <algorithm>
 #include <vector>

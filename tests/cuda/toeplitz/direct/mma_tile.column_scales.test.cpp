@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/cuda/toeplitz/direct/column_scales.cuh"
+#include "nprf/cuda/toeplitz/direct/mma_tile.cuh"
 
 #include <cmath>
 #include <cstddef>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/cuda/error_bound/weight_norms.cuh"
+#include "nprf/cuda/error_bound/signal_norms.cuh"
 
 #include <algorithm>
 #include <cmath>
