@@ -320,6 +320,15 @@ class PolynomialTree {
     });
   }
 
+  // those of inner levels, compiled once for all callers
+  static void split_in_place(const Level& level, const T* table, Z* x) {
+    split(
+        level, table, [x](Index j) { return x[j]; }, x);
+  }
+  void join_in_place(const Level& level, Z* x) const {
+    join(level, x, [x](Index j, const Z& value) { x[j] = value; });
+  }
+
   // like join(), but stores eight elements at a time
   template <class Store>
   void join_eights(const Level& level, const Z* x, Store&& store) const {
@@ -354,13 +363,9 @@ class PolynomialTree {
     }
     const Level& at = m_levels[level];
     const T* table = m_table.data() + at.split_table + block * constants(at.radix);
-    if constexpr (forward)
-      x.for_each([&](auto, Z* z) {
-        split(
-            at, table, [z](Index j) { return z[j]; }, z);
-      });
+    if constexpr (forward) x.for_each([&](auto, Z* z) { split_in_place(at, table, z); });
     transform_parts<forward, inverse>(level, x, block, at_leaf);
-    if constexpr (inverse) x.for_each([&](auto, Z* z) { join(at, z, [z](Index j, const Z& value) { z[j] = value; }); });
+    if constexpr (inverse) x.for_each([&](auto, Z* z) { join_in_place(at, z); });
   }
 
   template <bool forward, bool inverse, class Signals, class Leaf>
