@@ -7,6 +7,7 @@
 #include <limits>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "nprf/core/shapes.hpp"
@@ -154,35 +155,31 @@ class ExactGradients {
     for (Matrix<W>* sums : {&dU, &dU_size}) sums->setZero(n_k, U.cols());
     for (Vector<W>* sums : {&dc, &dc_size, &lags}) sums->setZero(n_q + n_k - 1);
     keys.setZero(n_k);
-    const Matrix<W> A_size = A.cwiseAbs(), B_size = B.cwiseAbs(), G_size = G.cwiseAbs(), U_size = U.cwiseAbs();
     const Vector<W> a = A.rowwise().norm(), b = B.rowwise().norm();
     const LagRange support = c.support();
     double largest = -std::numeric_limits<double>::infinity();
     for (Index i = 0, seen = 0; i < n_q; ++i) {
       for (; x.e.size() > 0 && seen < n_k && seen <= i + support.last; ++seen) largest = std::max(largest, x.e[seen]);
-      const Index first = std::max<Index>(i + support.first, 0), count = std::min(i + support.last + 1, n_k) - first;
-      if (count <= 0) continue;
-      Vector<W> e = Vector<W>::Ones(count), w(count);
-      for (Index j = 0; j < count; ++j) {
-        if (x.e.size() > 0) e[j] = static_cast<W>(std::exp(x.e[first + j] - largest));
-        w[j] = c[first + j - i] * e[j];
+      for (Index j = std::max<Index>(i + support.first, 0); j < std::min(i + support.last + 1, n_k); ++j) {
+        const W e = x.e.size() > 0 ? static_cast<W>(std::exp(x.e[j] - largest)) : 1, w = c[j - i] * e;
+        const auto [s, s_size] = dot(A, i, B, j);
+        const auto [t, t_size] = dot(G, i, U, j);
+        for (Index f = 0; f < A.cols(); ++f) {
+          dA(i, f) += w * t * B(j, f);
+          dB(j, f) += w * t * A(i, f);
+          dB_size(j, f) += w * t_size * std::abs(A(i, f));
+        }
+        for (Index k = 0; k < U.cols(); ++k) {
+          dU(j, k) += w * s * G(i, k);
+          dU_size(j, k) += w * s_size * std::abs(G(i, k));
+        }
+        const W size = x.sizes[i] * (x.all_positive ? s : a[i] * b[j]);
+        keys[j] += w * size;
+        const Index lag = j - i + n_q - 1;
+        dc[lag] += s * t * e;
+        dc_size[lag] += s_size * t_size * e;
+        lags[lag] += size * e;
       }
-      const auto dot = [&](const Matrix<W>& X, const Matrix<W>& rows) {
-        return Vector<W>(rows.middleRows(first, count) * X.row(i).transpose());
-      };
-      const Vector<W> s = dot(A, B), p = dot(G, U), s_size = dot(A_size, B_size), p_size = dot(G_size, U_size);
-      const Vector<W> norms = x.all_positive ? s : Vector<W>(a[i] * b.segment(first, count));
-      const W size = x.sizes[i];
-      dA.row(i) = w.cwiseProduct(p).transpose() * B.middleRows(first, count);
-      dB.middleRows(first, count) += w.cwiseProduct(p) * A.row(i);
-      dB_size.middleRows(first, count) += w.cwiseProduct(p_size) * A_size.row(i);
-      dU.middleRows(first, count) += w.cwiseProduct(s) * G.row(i);
-      dU_size.middleRows(first, count) += w.cwiseProduct(s_size) * G_size.row(i);
-      keys.segment(first, count) += size * w.cwiseProduct(norms);
-      const Index lag = first - i + n_q - 1;
-      dc.segment(lag, count) += s.cwiseProduct(p).cwiseProduct(e);
-      dc_size.segment(lag, count) += s_size.cwiseProduct(p_size).cwiseProduct(e);
-      lags.segment(lag, count) += size * norms.cwiseProduct(e);
     }
   }
 
@@ -226,14 +223,18 @@ class ExactGradients {
       if (its_bound > 0) found.all.push_back(static_cast<double>(error) / its_bound);
     };
     for (Index j = 0; j < n_k; ++j) {
-      const auto off = (d.dU.row(j).template cast<W>() - dU.row(j)).cwiseAbs().eval();
-      for (Index k = 0; k < p; ++k) add("dU of key", j, off[k], dU_size(j, k), k + 1 < p ? bounds[j] : key_bounds[j]);
-      const auto dB_off = (d.dB.row(j).template cast<W>() - dB.row(j)).cwiseAbs().eval();
-      const double of_dB = static_cast<double>(U.row(j).head(p - 1).cwiseAbs().sum()) * bounds[j] + key_bounds[j];
-      if (m_x.all_positive)
-        add("dB of key", j, dB_off.dot(B.row(j).cwiseAbs()), dB_size.row(j).dot(B.row(j).cwiseAbs()), of_dB);
-      else
-        add("dB of key", j, dB_off.norm() * B.row(j).norm(), dB_size.row(j).norm() * B.row(j).norm(), of_dB);
+      for (Index k = 0; k < p; ++k)
+        add("dU of key", j, std::abs(d.dU(j, k) - dU(j, k)), dU_size(j, k), k + 1 < p ? bounds[j] : key_bounds[j]);
+      // of sum_r |B_jr dB_jr|, or of |B_j| |dB_j|
+      W magnitude = 0, off = 0, own = 0, square = 0, off_square = 0, own_square = 0;
+      for (Index k = 0; k + 1 < p; ++k) magnitude += std::abs(U(j, k));
+      for (Index f = 0; f < r; ++f) {
+        const W beta = std::abs(B(j, f)), difference = std::abs(d.dB(j, f) - dB(j, f));
+        off += beta * difference, own += beta * dB_size(j, f);
+        square += beta * beta, off_square += difference * difference, own_square += dB_size(j, f) * dB_size(j, f);
+      }
+      if (!m_x.all_positive) off = std::sqrt(off_square * square), own = std::sqrt(own_square * square);
+      add("dB of key", j, off, own, static_cast<double>(magnitude) * bounds[j] + key_bounds[j]);
       add("size of key", j, std::abs(static_cast<W>(of_keys[j]) - keys[j]), keys[j], key_bounds[j]);
     }
     const LagRange support = m_c.support();
@@ -247,6 +248,12 @@ class ExactGradients {
 
  private:
   static Matrix<W> wide(const Matrix<T>& X) { return X.template cast<W>(); }
+  // X_i.Z_j, and the sum of the magnitudes of its terms
+  static std::pair<W, W> dot(const Matrix<W>& X, Index i, const Matrix<W>& Z, Index j) {
+    W sum = 0, size = 0;
+    for (Index l = 0; l < X.cols(); ++l) sum += X(i, l) * Z(j, l), size += std::abs(X(i, l) * Z(j, l));
+    return {sum, size};
+  }
 
   const ErrorBoundCase<T>& m_x;
   const LagWeights<T>& m_c;
