@@ -10,7 +10,7 @@ namespace nprf::cuda {
 /// The constants of quadratic features (feature_map/quadratic_row.hpp) of one head.
 struct QuadraticConstants {
   const uint2* coordinates;              // (r): see DeviceQuadratic
-  const float *mean_square, *curvature;  // (second) (d)
+  const float *mean_square, *curvature;  // of the features of second order, of the coordinates (d)
   float log_scale;
 
   static constexpr unsigned none = ~0u;

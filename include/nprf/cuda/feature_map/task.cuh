@@ -14,7 +14,7 @@
 
 namespace nprf::cuda {
 
-/// Whether features are stored by token: those of 16 bits, for tensor cores.
+/// Whether the features of one token lie next to each other, as tensor cores read them: those of 16 bits.
 template <class Feature>
 constexpr bool by_token = !std::is_same_v<Feature, float>;
 

@@ -19,7 +19,8 @@ template <FeatureKind kind, class S, class Feature>
 constexpr bool has_tensor_features = MmaFactor<S> && MmaFactor<Feature> && has_projections<kind>;
 
 /// The features of 16 tokens, which a warp computes alone and without shared memory. A lane has features of the tokens
-/// g + 8 h, with g = lane / 4 and h = 0 or 1. It computes the scalars of one of them, its own token g + 8 (lane % 2).
+/// g + 8 h, with g = lane / 4 and h = 0 or 1. It computes the norm and the factors of one of them, its own token g + 8
+/// (lane % 2).
 template <FeatureKind kind, MmaFactor S, MmaFactor Feature>
 class TensorFeatures {
  public:

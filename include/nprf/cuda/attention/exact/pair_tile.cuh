@@ -79,7 +79,8 @@ class ExactPairTile {
   __device__ __forceinline__ static float* a() { return shared_memory<float>(); }  // (k_tile,tile)
   __device__ __forceinline__ static float* b() { return a() + k_tile * stride; }   // (k_tile,tile)
   __device__ __forceinline__ static float* x() { return a(); }                     // (tile,tile), in place of a and b
-  // (tile,tile): the entry of a token t of `side` and a token s of the other side is at TileShape::pair(s, t)
+  // (tile,tile), one number for each pair: p its weight, g its gradient. If `side` is queries, query t and key s have
+  // the number at TileShape::pair(s, t); if it is keys, key t and query s
   __device__ __forceinline__ static float* p() { return b() + k_tile * stride; }
   __device__ __forceinline__ static float* g() { return p() + tile * stride; }
   // entry k of this thread's array, in place of p and g
