@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <span>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "nprf/calibration/softmax_error.hpp"
 #include "nprf/core/error.hpp"
 #include "nprf/core/near_lags.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/feature_map/balance.hpp"
 
@@ -35,16 +37,21 @@ namespace nprf {
 template <Real T>
 CalibratedFeatures<T> hermite_features(const Balance<T>& balance, Index first, Index second) {
   const Index d = balance.variances.size();
-  const auto lambda = balance.variances.array().max(0).eval();
-  const auto root = (1 + (1 + 4 * lambda.square()).sqrt()).eval();
-  const auto rho = (2 * lambda / root).eval();
-  const Vector<T> lengths = (2 / root).sqrt().template cast<T>();  // sqrt(rho / lambda)
-  // queries and keys each have the root of the constant sqrt(1 - rho^2) as a factor
-  QuadraticTerms<T> terms{first, second, rho.head(std::clamp<Index>(second, 0, d)).template cast<T>(),
-                          lambda.template cast<T>(), static_cast<T>((1 - rho.square()).log().sum() / 4)};
-  const Centring<T>& c = balance.constants;
-  return {QuadraticFeatures<T>(d, std::move(terms)),
-          {c.query_mean, c.key_mean, lengths.asDiagonal() * c.query_axes, lengths.asDiagonal() * c.key_axes}};
+  QuadraticTerms<T> terms{first, second, Vector<T>(std::clamp<Index>(second, 0, d)), Vector<T>(d)};
+  Centring<T> constants = balance.constants;
+  double log_scale = 0;
+  for (Index l = 0; l < d; ++l) {
+    const double lambda = std::max(balance.variances[l], 0.0), root = 1 + std::sqrt(1 + 4 * lambda * lambda),
+                 rho = 2 * lambda / root;
+    if (l < terms.mean_square.size()) terms.mean_square[l] = static_cast<T>(rho);
+    terms.curvature[l] = static_cast<T>(lambda);
+    // queries and keys each have the root of the constant sqrt(1 - rho^2) as a factor
+    log_scale += std::log(1 - rho * rho) / 4;
+    for (Matrix<T>* axes : {&constants.query_axes, &constants.key_axes})
+      scale(writable_row(*axes, l), static_cast<T>(std::sqrt(2 / root)));  // sqrt(rho / lambda)
+  }
+  terms.log_scale = static_cast<T>(log_scale);
+  return {QuadraticFeatures<T>(d, std::move(terms)), std::move(constants)};
 }
 
 namespace detail {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <functional>
 #include <span>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "nprf/core/error.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/feature_map/balance.hpp"
 #include "nprf/normalize/lifted_rows.hpp"
@@ -40,7 +42,8 @@ struct SampleTokens {
                 n_q = which == 0 ? q.rows() / 2 : q.rows() - i0, n_k = which == 0 ? keys / 2 : keys - j0;
     const auto with_sinks = [&](const Matrix<T>& x) {
       Matrix<T> rows(sinks + n_k, x.cols());
-      rows << x.topRows(sinks), x.middleRows(sinks + j0, n_k);
+      std::copy_n(x.data(), sinks * x.cols(), rows.data());
+      std::copy_n(x.data() + (sinks + j0) * x.cols(), n_k * x.cols(), rows.data() + sinks * x.cols());
       return rows;
     };
     return {q.middleRows(i0, n_q), with_sinks(k), with_sinks(v), first_query + i0, first_key + j0, sinks};
@@ -93,8 +96,8 @@ struct HeadSample {
     Matrix<T> q(n_q, input_dim()), k(n_k, input_dim());
     n_q = n_k = 0;
     for (const SampleTokens<T>& each : sequences) {
-      q.middleRows(n_q, each.q.rows()) = each.q;
-      k.middleRows(n_k, each.k.rows() - each.sinks) = each.k.bottomRows(each.k.rows() - each.sinks);
+      std::ranges::copy(entries_of(each.q), &q(n_q, 0));
+      std::ranges::copy(entries_of(each.k).subspan(static_cast<std::size_t>(each.sinks * input_dim())), &k(n_k, 0));
       n_q += each.q.rows(), n_k += each.k.rows() - each.sinks;
     }
     return nprf::balance<T>(q, k, shrinkage);
@@ -110,7 +113,7 @@ Matrix<double> normalised_rows(const Normalization& normalization, const MatrixV
   Workspace workspace;
   Vector<double> scale(x.rows());
   const LiftedRows<double> lifted(normalization, true, rows, scale, Team(workspace));
-  return scale.asDiagonal() * lifted.rows();
+  return rows_scaled_by<double>(entries_of(scale), lifted.rows());
 }
 
 }  // namespace detail
@@ -128,7 +131,8 @@ SampleTokens<double> sample_tokens(const MatrixView<T>& q, const MatrixView<T>& 
   require(q.rows() >= 8, "queries: expected at least 8 rows, got ", q.rows());
   require(k.rows() >= 8, "keys: expected at least 8 rows, got ", k.rows());
   require(sinks <= k.rows() - 8, "keys: expected at least 8 rows beside ", sinks, " sinks, got ", k.rows());
-  require(q.allFinite() && k.allFinite() && v.allFinite(), "sample: expected finite scalars, got a NaN or an infinity");
+  require(has_finite_entries(q) && has_finite_entries(k) && has_finite_entries(v),
+          "sample: expected finite scalars, got a NaN or an infinity");
   Matrix<double> values(k.rows(), v.cols());
   if (v.cols() > 0) values = v.template cast<double>();
   return {detail::normalised_rows<T>(normalization, q),

@@ -83,17 +83,12 @@ class NumberReader {
   /// Memory grows with the numbers that were read, not with the count that the text states.
   template <class T>
   Vector<T> numbers(std::string_view name, Index count) {
-    const std::string found = word(name);
-    require(found == name, "stream: expected '", name, "', got '", found, "'");
-    const Index stated = parse<Index>(word("a count"), name);
-    require(stated == count, name, ": expected ", count, " numbers, got ", stated);
-    std::vector<T> all;
-    while (static_cast<Index>(all.size()) < count) all.push_back(parse<T>(word(name), name));
+    const std::vector<T> all = read<T>(name, count);
     return Eigen::Map<const Vector<T>>(all.data(), count);
   }
   template <class T>
   T number(std::string_view name) {
-    return numbers<T>(name, 1)[0];
+    return read<T>(name, 1)[0];
   }
   Index index(std::string_view name, Index least, Index most) {
     const Index x = number<Index>(name);
@@ -102,6 +97,17 @@ class NumberReader {
   }
 
  private:
+  template <class T>
+  std::vector<T> read(std::string_view name, Index count) {
+    const std::string found = word(name);
+    require(found == name, "stream: expected '", name, "', got '", found, "'");
+    const Index stated = parse<Index>(word("a count"), name);
+    require(stated == count, name, ": expected ", count, " numbers, got ", stated);
+    std::vector<T> all;
+    while (static_cast<Index>(all.size()) < count) all.push_back(parse<T>(word(name), name));
+    return all;
+  }
+
   std::string word(std::string_view expected) {
     std::string text;
     require(static_cast<bool>(m_in >> text), "stream: expected ", expected, ", but the text ends");

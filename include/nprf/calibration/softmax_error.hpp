@@ -18,6 +18,7 @@
 #include "nprf/core/pack.hpp"
 #include "nprf/core/power_of_two.hpp"
 #include "nprf/core/row_quotient.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/threads.hpp"
 #include "nprf/core/types.hpp"
@@ -52,7 +53,8 @@ class SoftmaxComparison {
         m_rows(static_cast<std::size_t>(std::min(tokens.q.rows(), options.max_queries))),
         m_keys(tokens.k.transpose()),
         m_scale(scale_of(tokens.v)),
-        m_values(tokens.v / m_scale) {
+        m_values(tokens.v) {
+    for (Index j = 0; j < m_values.rows(); ++j) scale(writable_row(m_values, j), 1 / m_scale);
     draw_rows(tokens.q.rows(), options.seed, 0, m_rows);
   }
 
@@ -69,7 +71,7 @@ class SoftmaxComparison {
     Team(workspaces, m_options.poll).run_tiles(n, tile_rows, [&](Index i0, Index rows, Workspace&) {
       const Tile tile = exact_tile(i0, rows);
       for (Index i = 0; i < rows; ++i) {
-        exact[i0 + i] = tile.y.row(i).template cast<double>().squaredNorm();
+        for (const T y : row_of(tile.y, i)) exact[i0 + i] += static_cast<double>(y) * static_cast<double>(y);
         attends[i0 + i] = tile.largest[i] > -infinity ? 1 : 0;
       }
       set_differences(tile, i0, features, counts, difference.middleRows(i0, rows));
@@ -119,7 +121,7 @@ class SoftmaxComparison {
   };
 
   static T scale_of(const Matrix<T>& values) {
-    const T scale = values.size() > 0 ? power_of_two_scale(values.cwiseAbs().maxCoeff()) : T(1);
+    const T scale = values.size() > 0 ? power_of_two_scale(largest_magnitude(entries_of(values))) : T(1);
     return std::isfinite(scale) ? scale : T(1);
   }
 
@@ -134,13 +136,16 @@ class SoftmaxComparison {
 
   static Matrix<T> norms_of(const Matrix<T>& phi, std::span<const Index> counts) {
     Matrix<T> norms(phi.rows(), static_cast<Index>(counts.size()));
-    for (Index c = 0; c < norms.cols(); ++c)
-      norms.col(c) = phi.leftCols(counts[static_cast<std::size_t>(c)]).rowwise().norm();
+    for (Index i = 0; i < phi.rows(); ++i)
+      for (std::size_t c = 0; c < counts.size(); ++c) {
+        const std::span features = row_of(phi, i).first(static_cast<std::size_t>(counts[c]));
+        norms(i, static_cast<Index>(c)) = std::sqrt(squared_norm(features));
+      }
     return norms;
   }
 
   Features features_of(const CalibratedFeatures<T>& map, std::span<const Index> counts) const {
-    const Matrix<T> q = m_tokens.q(m_rows, Eigen::indexing::all);
+    const Matrix<T> q = selected_rows(m_tokens.q, m_rows);
     const Index n_k = m_tokens.k.rows(), r = map.output_dim();
     Matrix<T> queries(q.rows(), r), keys(n_k, r);
     Features f{{}, {}, Vector<T>(q.rows()), Vector<T>(n_k), {}, {}};
@@ -148,11 +153,10 @@ class SoftmaxComparison {
     map.queries(q, {}, queries, Team(workspace), f.log_queries.data());
     map.keys_by_row(m_tokens.k, {}, keys, Team(workspace), f.log_keys.data());
     const std::vector<Index> order = order_of(map.features().terms());
-    f.queries = queries(Eigen::indexing::all, order);
-    keys = Matrix<T>(keys(Eigen::indexing::all, order));
-    f.keys = keys.transpose();
+    f.queries = selected_rows(Matrix<T>(queries.transpose()), order).transpose();
+    f.keys = selected_rows(Matrix<T>(keys.transpose()), order);
     f.query_norms = norms_of(f.queries, counts);
-    f.key_norms = norms_of(keys, counts);
+    f.key_norms = norms_of(f.keys.transpose(), counts);
     return f;
   }
 
@@ -180,26 +184,27 @@ class SoftmaxComparison {
   Tile exact_tile(Index i0, Index rows) const {
     const Index n_k = m_tokens.k.rows();
     Tile tile{Matrix<T>(rows, n_k), Matrix<T>::Zero(rows, n_k), {}, Vector<T>(rows)};
-    const std::vector<Index> indices(m_rows.begin() + i0, m_rows.begin() + i0 + rows);
-    const Matrix<T> q = m_tokens.q(indices, Eigen::indexing::all);
+    const Matrix<T> q = selected_rows(
+        m_tokens.q, std::span(m_rows).subspan(static_cast<std::size_t>(i0), static_cast<std::size_t>(rows)));
     Matrix<T> W(rows, n_k);
     set_product(W, q, m_keys);  // (rows,n_k)
     Pairs pairs(n_k);
     for (Index i = 0; i < rows; ++i) {
       set_pairs(i0 + i, pairs);
-      const double largest_bias = pairs.bias.maxCoeff();  // relative to which the other biases keep their digits
-      if (largest_bias > -infinity) pairs.bias.array() -= largest_bias;
-      tile.far_bias.row(i) = pairs.bias.template cast<T>().transpose();
-      W.row(i) += tile.far_bias.row(i);
-      tile.largest[i] = W.row(i).maxCoeff();
+      double largest_bias = pairs.bias.maxCoeff();  // relative to which the other biases keep their digits
+      if (largest_bias == -infinity) largest_bias = 0;
+      for (Index j = 0; j < n_k; ++j) tile.far_bias(i, j) = static_cast<T>(pairs.bias[j] - largest_bias);
+      const std::span<T> weights = writable_row(W, i);
+      add_scaled(weights, T(1), row_of(tile.far_bias, i));
+      tile.largest[i] = *std::ranges::max_element(weights);
       if (tile.largest[i] > -infinity)
-        exponentiate(&W(i, 0), tile.largest[i], n_k);
+        exponentiate(weights.data(), tile.largest[i], n_k);
       else
-        W.row(i).setZero();
+        std::ranges::fill(weights, T(0));
       for (Index j = 0; j < n_k; ++j)
         if (pairs.is_exact[j]) tile.exact_weights(i, j) = W(i, j), tile.far_bias(i, j) = -infinity;
     }
-    tile.y = quotients(W, W.rowwise().sum());
+    tile.y = quotients(W, row_sums(W));
     return tile;
   }
 
@@ -211,15 +216,21 @@ class SoftmaxComparison {
     Matrix<T> exact = tile.exact_weights, factors = Matrix<T>::Zero(rows, n_k);  // in one unit for a row
     for (Index i = 0; i < rows; ++i) {
       if (tile.largest[i] == -infinity) continue;
-      factors.row(i) = features.log_keys.transpose() + tile.far_bias.row(i);
-      factors.row(i).array() += features.log_queries[i0 + i];
-      const T largest = std::max(tile.largest[i], factors.row(i).maxCoeff());
-      exponentiate(&factors(i, 0), largest, n_k);
-      exact.row(i) *= std::exp(tile.largest[i] - largest);
+      T largest = tile.largest[i];
+      for (Index j = 0; j < n_k; ++j) {
+        factors(i, j) = features.log_keys[j] + tile.far_bias(i, j) + features.log_queries[i0 + i];
+        largest = std::max(largest, factors(i, j));
+      }
+      exponentiate(writable_row(factors, i).data(), largest, n_k);
+      scale(writable_row(exact, i), std::exp(tile.largest[i] - largest));
     }
     Matrix<T> magnitudes(rows, differences.cols());        // sum_j |phi(q_i)| |phi(k_j)| exp(b_ij), or W_ij
     set_product(magnitudes, factors, features.key_norms);  // (rows,counts)
-    magnitudes = magnitudes.cwiseProduct(features.query_norms.middleRows(i0, rows)).colwise() + exact.rowwise().sum();
+    for (Index i = 0; i < rows; ++i) {
+      const T sum_of_exact = sum(row_of(exact, i));
+      for (Index c = 0; c < magnitudes.cols(); ++c)
+        magnitudes(i, c) = magnitudes(i, c) * features.query_norms(i0 + i, c) + sum_of_exact;
+    }
 
     Matrix<T> products = Matrix<T>::Zero(rows, n_k);
     Index from = 0;
@@ -229,7 +240,7 @@ class SoftmaxComparison {
                   features.keys.middleRows(from, to - from));
       from = to;
       const Matrix<T> W = products.cwiseProduct(factors) + exact;
-      const Vector<T> sums = W.rowwise().sum();
+      const Vector<T> sums = row_sums(W);
       const Matrix<T> y = quotients(W, sums);
       for (Index i = 0; i < rows; ++i)
         differences(i, c) = tile.largest[i] == -infinity || terms_cancel(sums[i], magnitudes(i, c))
@@ -245,6 +256,12 @@ class SoftmaxComparison {
     return std::isfinite(counts) ? counts * counts : infinity;
   }
 
+  static Vector<T> row_sums(const Matrix<T>& W) {
+    Vector<T> sums(W.rows());
+    for (Index i = 0; i < W.rows(); ++i) sums[i] = sum(row_of(W, i));
+    return sums;
+  }
+
   // W v / (W 1), or without values W / (W 1), with W 1 = sums; a row of zeros stays so
   Matrix<T> quotients(const Matrix<T>& W, const Vector<T>& sums) const {
     Matrix<T> y = W;
@@ -253,7 +270,7 @@ class SoftmaxComparison {
       set_product(y, W, m_values);  // (rows,d_v)
     }
     for (Index i = 0; i < W.rows(); ++i)
-      if (sums[i] != 0 || !W.row(i).isZero(0)) y.row(i) /= sums[i];
+      if (sums[i] != 0 || largest_magnitude(row_of(W, i)) != 0) y.row(i) /= sums[i];
     return y;
   }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <span>
 
@@ -68,6 +69,62 @@ void add_scaled(std::span<T> y, T c, std::span<const T> x) {
 template <class T>
 void scale(std::span<T> x, T c) {
   detail::vector_of(x) *= c;
+}
+
+/// The sum of all entries.
+template <class T>
+T sum(std::span<const T> x) {
+  return detail::vector_of(x).sum();
+}
+
+/// All entries of a matrix or vector of its own storage.
+template <class X>
+auto entries_of(const Eigen::PlainObjectBase<X>& x) {
+  return std::span<const typename X::Scalar>(x.data(), static_cast<std::size_t>(x.size()));
+}
+
+/// Whether all entries of a matrix or vector are finite.
+template <class X>
+bool has_finite_entries(const X& x) {
+  const auto size = static_cast<std::size_t>(x.innerSize());
+  for (Index i = 0; i < x.outerSize(); ++i)
+    if (!is_finite(std::span<const typename X::Scalar>(x.data() + i * x.outerStride(), size))) return false;
+  return true;
+}
+
+/// The rows scale_i x_i of x (n,d).
+template <class T>
+Matrix<T> rows_scaled_by(std::span<const T> scale_of_row, Matrix<T> x) {
+  for (Index i = 0; i < x.rows(); ++i) scale(writable_row(x, i), scale_of_row[static_cast<std::size_t>(i)]);
+  return x;
+}
+
+/// The rows of x (n,d) with the given indices.
+template <class M>
+Matrix<typename M::Scalar> selected_rows(const M& x, std::span<const Index> indices) {
+  Matrix<typename M::Scalar> some(static_cast<Index>(indices.size()), x.cols());
+  for (Index l = 0; l < some.rows(); ++l)
+    std::ranges::copy(row_of(x, indices[static_cast<std::size_t>(l)]), writable_row(some, l).begin());
+  return some;
+}
+
+/// The mean (d) of the rows of x (n,d).
+template <class T>
+Vector<T> mean_row(const Matrix<T>& x) {
+  Vector<T> mean = Vector<T>::Zero(x.cols());
+  const std::span sum(mean.data(), static_cast<std::size_t>(mean.size()));
+  for (Index i = 0; i < x.rows(); ++i) add_scaled(sum, T(1), row_of(x, i));
+  for (T& entry : sum) entry /= static_cast<T>(x.rows());
+  return mean;
+}
+
+/// A^T B of A (n,a) and B (n,b), in O(n a b). Large products are faster with core/gemm.hpp.
+template <class T>
+Matrix<T> transposed_product(const Matrix<T>& a, const Matrix<T>& b) {
+  Matrix<T> c = Matrix<T>::Zero(a.cols(), b.cols());
+  for (Index i = 0; i < a.rows(); ++i)
+    for (Index l = 0; l < a.cols(); ++l) add_scaled(writable_row(c, l), a(i, l), row_of(b, i));
+  return c;
 }
 
 }  // namespace nprf

@@ -10,12 +10,23 @@
 #include "nprf/core/block_product.hpp"
 #include "nprf/core/error.hpp"
 #include "nprf/core/gemm.hpp"
+#include "nprf/core/pack.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/feature_map/centred.hpp"
 #include "nprf/feature_map/feature_map_base_definition.hpp"
 
 namespace nprf {
+
+namespace detail {
+
+template <class X>
+double norm_of(const X& x) {
+  return static_cast<double>(std::sqrt(squared_norm(entries_of(x))));
+}
+
+}  // namespace detail
 
 template <Real T>
 CentredCore<T>::CentredCore(Index d, Centring<T> constants) : m_constants(std::move(constants)) {
@@ -26,7 +37,7 @@ CentredCore<T>::CentredCore(Index d, Centring<T> constants) : m_constants(std::m
   for (const Matrix<T>* axes : {&A, &A_inverse})
     require(axes->rows() == d && axes->cols() == d, axes == &A ? "query_axes" : "key_axes", ": expected ", d, " x ", d,
             ", got ", axes->rows(), " x ", axes->cols());
-  require(nu.allFinite() && mu.allFinite() && A.allFinite() && A_inverse.allFinite(),
+  require(has_finite_entries(nu) && has_finite_entries(mu) && has_finite_entries(A) && has_finite_entries(A_inverse),
           "constants: expected finite scalars, got a NaN or an infinity");
   m_query_axes = transposed_in_packs(A), m_key_axes = transposed_in_packs(A_inverse);
 }
@@ -48,7 +59,7 @@ template <Real T>
 typename CentredCore<T>::Coordinates CentredCore<T>::coordinates(Side side) const {
   const auto& [nu, mu, A, A_inverse] = m_constants;
   if (side == Side::query) return {nu, mu, A, m_query_axes, T(0)};
-  return {mu, nu, A_inverse, m_key_axes, -nu.dot(mu)};
+  return {mu, nu, A_inverse, m_key_axes, -dot(entries_of(nu), entries_of(mu))};
 }
 
 // calls emit(i0, rows, z, scratch) for each tile of `rows` rows from row i0 on, with their coordinates z (rows,d)
@@ -61,7 +72,10 @@ void CentredCore<T>::run_coordinates(const Coordinates& of, const MatrixView<T>&
     auto centred = scratch.matrix<T>(rows, x.cols()), z = scratch.matrix<T>(rows, packs * Pack<T>::size);
     for (Index i = 0; i < rows; ++i) {
       const T s = scale.empty() ? T(1) : scale[static_cast<std::size_t>(i0 + i)];
-      centred.row(i) = s * x.row(i0 + i) - of.mean.transpose();
+      const T *row = row_of(x, i0 + i).data(), *mean = of.mean.data();
+      for (Index l = 0; l < x.cols(); l += Pack<T>::size)
+        (Pack<T>::all(s) * Pack<T>::load(row + l, x.cols() - l) - Pack<T>::load(mean + l, x.cols() - l))
+            .store(&centred(i, l), x.cols() - l);
     }
     const auto axes = RightFactor<T>::in_place(of.axes_in_packs.data(), of.axes_in_packs.cols());
     multiply_each_row<T>(centred, packs, axes, z, scratch);
@@ -117,7 +131,8 @@ void CentredCore<T>::backward(const FeatureMapView<T>& map, Side side, const Mat
     map.backward(z, phi.middleRows(i0, rows), dphi.middleRows(i0, rows), dz, Team(scratch));
     auto out = dx.middleRows(i0, rows);
     set_product(out, dz, of.axes);  // (rows,d)
-    for (Index i = i0; i < i0 + rows; ++i) dx.row(i) += phi.row(i).dot(dphi.row(i)) * of.linear.transpose();
+    for (Index i = i0; i < i0 + rows; ++i)
+      add_scaled(writable_row(dx, i), dot(row_of(phi, i), row_of(dphi, i)), entries_of(of.linear));
   });
 }
 
@@ -131,8 +146,7 @@ Matrix<T> CentredCore<T>::backward(const FeatureMapView<T>& map, const MatrixVie
 template <Real T>
 double CentredCore<T>::relative_error(const FeatureMapView<T>& map, double norm) const {
   const double d = static_cast<double>(map.input_dim()), z = largest_coordinates(norm);
-  const double factor =
-      norm * static_cast<double>(std::max(m_constants.query_mean.norm(), m_constants.key_mean.norm()));
+  const double factor = norm * std::max(detail::norm_of(m_constants.query_mean), detail::norm_of(m_constants.key_mean));
   return map.relative_error(z) +
          static_cast<double>(std::numeric_limits<T>::epsilon()) / 2 * (3 + (2 + std::sqrt(d) / 8) * (z * z + factor));
 }
@@ -141,7 +155,7 @@ double CentredCore<T>::relative_error(const FeatureMapView<T>& map, double norm)
 template <Real T>
 double CentredCore<T>::largest_coordinates(double norm) const {
   const auto bound = [&](const Coordinates& of) {
-    return static_cast<double>(of.axes.norm()) * (norm + static_cast<double>(of.mean.norm()));
+    return detail::norm_of(of.axes) * (norm + detail::norm_of(of.mean));
   };
   return std::max(bound(coordinates(Side::query)), bound(coordinates(Side::key)));
 }

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "nprf/core/error.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/feature_map/feature_map_base.hpp"
@@ -21,7 +22,7 @@ T scale_to_largest(const VectorMap<T>& log_factors, MatrixRef<T> phi, const Team
     if (std::isfinite(g)) largest = std::max(largest, g);
   if (!std::isfinite(largest)) largest = 0;
   team.run_tiles(phi.rows(), [&](Index j0, Index rows, Workspace&) {
-    for (Index j = j0; j < j0 + rows; ++j) phi.row(j) *= std::exp(log_factors[j] - largest);
+    for (Index j = j0; j < j0 + rows; ++j) scale(writable_row(phi, j), std::exp(log_factors[j] - largest));
   });
   return largest;
 }

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <limits>
 
 #include "nprf/core/error.hpp"
 #include "nprf/core/pack.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/scale_rows.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
@@ -18,7 +20,8 @@ template <Real T>
 void propagate_non_finite(const MatrixView<T>& x, MatrixRef<T>& phi, const Team& team) {
   team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace&) {
     for (Index i = i0; i < i0 + rows; ++i)
-      if (!all_finite(x.row(i).data(), x.cols())) phi.row(i).setConstant(std::numeric_limits<T>::quiet_NaN());
+      if (!all_finite(row_of(x, i).data(), x.cols()))
+        std::ranges::fill(writable_row(phi, i), std::numeric_limits<T>::quiet_NaN());
   });
 }
 

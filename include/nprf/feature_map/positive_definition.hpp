@@ -7,6 +7,7 @@
 
 #include "nprf/core/gemm.hpp"
 #include "nprf/core/pack.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/feature_map/feature_map_base_definition.hpp"
@@ -114,13 +115,19 @@ void ExponentialFeatures<T, signs>::set_gradient(const MatrixView<T>& x, const M
                                                  const MatrixView<T>& dphi, MatrixRef<T> dx, const Team& team) const {
   const Index m = this->num_features();
   team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace& scratch) {
-    auto g = scratch.matrix<T>(rows, output_dim()), z = scratch.matrix<T>(rows, m);
-    g = dphi.middleRows(i0, rows).cwiseProduct(phi.middleRows(i0, rows));  // (rows,r)
-    z = g.leftCols(m);                                                     // (rows,m)
-    if constexpr (signs == 2) z -= g.rightCols(m);
+    auto g = scratch.matrix<T>(rows, output_dim()), z = scratch.matrix<T>(rows, m);  // (rows,r) (rows,m)
+    for (Index i = 0; i < rows; ++i) {
+      const T *a = row_of(dphi, i0 + i).data(), *b = row_of(phi, i0 + i).data();
+      T *c = &g(i, 0), *difference = &z(i, 0);
+      for (Index f = 0; f < output_dim(); f += Pack<T>::size)
+        (Pack<T>::load(a + f, output_dim() - f) * Pack<T>::load(b + f, output_dim() - f))
+            .store(c + f, output_dim() - f);
+      std::copy_n(c, m, difference);
+      if constexpr (signs == 2) add_scaled<T>(writable_row(z, i), T(-1), row_of(g, i).last(row_of(z, i).size()));
+    }
     auto out = dx.middleRows(i0, rows);
     set_product(out, z, this->projection());  // (rows,d)
-    for (Index i = 0; i < rows; ++i) out.row(i) -= g.row(i).sum() * x.row(i0 + i);
+    for (Index i = 0; i < rows; ++i) add_scaled<T>(writable_row(dx, i0 + i), -sum(row_of(g, i)), row_of(x, i0 + i));
   });
 }
 

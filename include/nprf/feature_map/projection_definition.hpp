@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "nprf/core/error.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/feature_map/normal.hpp"
 #include "nprf/feature_map/projection.hpp"
@@ -20,22 +21,27 @@ namespace detail {
 // matrices from the classical compact groups", 2007). It is Gram-Schmidt with two passes for each row, which suffice
 // for orthogonality to rounding (L. Giraud et al. 2005). Eigen's QR would add seconds to the compilation of every
 // program that draws features.
-inline Matrix<double> haar_orthogonal(Matrix<double> q) {
+template <Real T>
+Matrix<T> haar_orthogonal(Matrix<T> q) {
   for (Index i = 0; i < q.rows(); ++i) {
+    const auto row = writable_row(q, i);
     for (int pass = 0; pass < 2; ++pass)
-      for (Index l = 0; l < i; ++l) q.row(i) -= q.row(i).dot(q.row(l)) * q.row(l);
-    q.row(i).normalize();
+      for (Index l = 0; l < i; ++l) add_scaled(row, -dot(row_of(q, i), row_of(q, l)), row_of(q, l));
+    const T norm = std::sqrt(squared_norm(row_of(q, i)));
+    for (T& entry : row) entry /= norm;
   }
   return q;  // (m,d)
 }
 
 // Turns m orthonormal rows (m,d) into the m corners of a regular simplex around 0, of norm 1: the rows minus their
 // mean, which has the norm 1 / sqrt(m). A single row stays.
-inline Matrix<double> simplex_corners(Matrix<double> q) {
-  const double m = static_cast<double>(q.rows());
+template <Real T>
+Matrix<T> simplex_corners(Matrix<T> q) {
+  const T m = static_cast<T>(q.rows());
   if (q.rows() < 2) return q;
-  const Matrix<double> mean = q.colwise().mean();  // (1,d)
-  for (Index i = 0; i < q.rows(); ++i) q.row(i) = std::sqrt(m / (m - 1)) * (q.row(i) - mean);
+  const Matrix<T> mean = q.colwise().mean();  // (1,d)
+  for (Index i = 0; i < q.rows(); ++i)
+    for (Index l = 0; l < q.cols(); ++l) q(i, l) = std::sqrt(m / (m - 1)) * (q(i, l) - mean(0, l));
   return q;  // (m,d)
 }
 
@@ -44,7 +50,8 @@ inline Matrix<double> simplex_corners(Matrix<double> q) {
 /// Draws the m x d projection in double, without a tilt. O(m d), with blocks of rows O(m d^2). Throws
 /// InvalidArgument for sizes below 1 or whose product overflows, and for a projection that is not one of the
 /// enumerators.
-inline Matrix<double> draw_untilted_rows(const FeatureOptions& options) {
+template <Real T = double>
+Matrix<T> draw_untilted_rows(const FeatureOptions& options) {
   const Index d = options.input_dim, m = options.num_features;
   using enum Projection;
   const Projection projection = options.projection;
@@ -60,17 +67,20 @@ inline Matrix<double> draw_untilted_rows(const FeatureOptions& options) {
   require(m <= most, "num_features: expected at most ", most, " (for an input_dim of ", d, "), got ", m);
 
   NormalDeviates normal(options.seed);
-  Matrix<double> w = normal.matrix(m, d);  // (m,d)
+  Matrix<T> w = normal.matrix(m, d);  // (m,d)
   const double radius = std::sqrt(static_cast<double>(d));
   if (projection == sphere) {
-    for (Index r = 0; r < m; ++r) w.row(r) *= radius / w.row(r).norm();
+    for (Index r = 0; r < m; ++r) scale(writable_row(w, r), radius / std::sqrt(squared_norm(row_of(w, r))));
   } else if (has_blocks) {
     NormalDeviates directions(options.seed, 1);
     for (Index r = 0; r < m; r += d) {
       const Index rows = std::min(d, m - r);
-      Matrix<double> q = detail::haar_orthogonal(directions.matrix(rows, d));  // (rows,d)
+      Matrix<T> q = detail::haar_orthogonal(directions.matrix(rows, d));  // (rows,d)
       if (is_simplex) q = detail::simplex_corners(std::move(q));
-      for (Index i = 0; i < rows; ++i) w.row(r + i) = (is_on_sphere ? radius : w.row(r + i).norm()) * q.row(i);
+      for (Index i = 0; i < rows; ++i) {
+        const double norm = is_on_sphere ? radius : std::sqrt(squared_norm(row_of(w, r + i)));
+        for (Index l = 0; l < d; ++l) w(r + i, l) = norm * q(i, l);
+      }
     }
   }
   return w;
@@ -83,17 +93,22 @@ DrawnProjection<T> draw_tilted_projection(const FeatureOptions& options) {
   require(axes.size() == 0 || (axes.rows() == d && axes.cols() == d), "tilt: expected axes of ", d, " x ", d, ", got ",
           axes.rows(), " x ", axes.cols());
   require(a.size() == axes.rows(), "tilt: expected ", axes.rows(), " constants a, got ", a.size());
-  require((a.array() < 0.25).all() && axes.allFinite() && a.allFinite(),
+  require(has_finite_entries(axes) && has_finite_entries(a) && (a.size() == 0 || a.maxCoeff() < 0.25),
           "tilt: expected finite axes and constants below 1/4, got others");
   Matrix<double> w = draw_untilted_rows(options);  // (m,d)
   if (axes.size() == 0) return {w.template cast<T>(), {}};
-  const Vector<double> stretch = (1 - 4 * a.array()).sqrt();
-  const Vector<double> offsets = (w.array().square().matrix() * a).array() + stretch.array().log().sum() / 2;  // (m)
-  // not a product of Eigen's, which would add a second to the compilation of every program that draws features
-  Matrix<double> tilted(w.rows(), w.cols());  // (m,d)
-  for (Index f = 0; f < w.rows(); ++f)
-    for (Index l = 0; l < w.cols(); ++l)
-      tilted(f, l) = (w.row(f).array() * stretch.transpose().array() * axes.row(l).array()).sum();
+  Matrix<double> tilted(w.rows(), d);  // (m,d)
+  Vector<double> offsets(w.rows());    // (m)
+  double sum_of_logs = 0;
+  for (Index l = 0; l < d; ++l) sum_of_logs += std::log(1 - 4 * a[l]) / 4;
+  for (Index f = 0; f < w.rows(); ++f) {
+    offsets[f] = sum_of_logs;
+    for (Index l = 0; l < d; ++l) {
+      offsets[f] += a[l] * w(f, l) * w(f, l);
+      w(f, l) *= std::sqrt(1 - 4 * a[l]);
+    }
+    for (Index l = 0; l < d; ++l) tilted(f, l) = dot(row_of(w, f), row_of(axes, l));
+  }
   return {tilted.template cast<T>(), offsets.template cast<T>()};
 }
 

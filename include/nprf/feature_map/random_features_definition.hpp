@@ -8,6 +8,7 @@
 
 #include "nprf/core/block_product.hpp"
 #include "nprf/core/error.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/feature_map/projection.hpp"
@@ -23,7 +24,9 @@ inline constexpr Index projected_rows = 21 * Block<T>::rows;
 
 template <Real T>
 double longest_row(const Matrix<T>& w) {
-  return static_cast<double>(w.rowwise().norm().maxCoeff());
+  T longest = 0;
+  for (Index f = 0; f < w.rows(); ++f) longest = std::max(longest, squared_norm(row_of(w, f)));
+  return static_cast<double>(std::sqrt(longest));
 }
 
 // the offsets, padded like the columns of W^T: the last one is repeated
@@ -52,7 +55,7 @@ template <Real T>
 RandomFeatures<T>::RandomFeatures(Matrix<T> rows, FromCaller) : m_w(std::move(rows)) {
   require(m_w.rows() >= 1 && m_w.cols() >= 1, "rows: expected an m x d projection with m and d at least 1, got ",
           m_w.rows(), " x ", m_w.cols());
-  require(m_w.allFinite(), "rows: expected finite scalars, got a NaN or an infinity");
+  require(has_finite_entries(m_w), "rows: expected finite scalars, got a NaN or an infinity");
   m_wt = transposed_in_packs(m_w);
   m_longest = detail::longest_row(m_w);
 }
@@ -66,7 +69,7 @@ const FeatureOptions& RandomFeatures<T>::options() const {
 template <Real T>
 double RandomFeatures<T>::relative_error(double norm) const {
   const double d = static_cast<double>(input_dim());
-  const double offset = m_offsets.size() > 0 ? static_cast<double>(m_offsets.cwiseAbs().maxCoeff()) : 0;
+  const double offset = static_cast<double>(largest_magnitude(entries_of(m_offsets)));
   const double roundings = 3 + (1 + std::sqrt(d) / 15) * m_longest * norm + norm * norm + 2 * offset;
   return static_cast<double>(std::numeric_limits<T>::epsilon()) / 2 * roundings;
 }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "nprf/core/error.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/feature_map/feature_map_base_definition.hpp"
@@ -27,14 +28,14 @@ QuadraticFeatures<T>::QuadraticFeatures(Index input_dim, QuadraticTerms<T> terms
           m_terms.mean_square.size());
   require(m_terms.curvature.size() == 0 || m_terms.curvature.size() == m_d, "curvature: expected ", m_d,
           " scalars or none, got ", m_terms.curvature.size());
-  require(m_terms.mean_square.allFinite() && m_terms.curvature.allFinite() && std::isfinite(m_terms.log_scale),
+  require(has_finite_entries(m_terms.mean_square) && has_finite_entries(m_terms.curvature) &&
+              std::isfinite(m_terms.log_scale),
           "terms: expected finite scalars, got a NaN or an infinity");
 }
 
 template <OnlyReal T>
 double QuadraticFeatures<T>::relative_error(double norm) const {
-  const double curvature =
-      m_terms.curvature.size() > 0 ? static_cast<double>(m_terms.curvature.cwiseAbs().maxCoeff()) : 0;
+  const double curvature = static_cast<double>(largest_magnitude(entries_of(m_terms.curvature)));
   const double log_scale = std::abs(static_cast<double>(m_terms.log_scale));
   return static_cast<double>(std::numeric_limits<T>::epsilon()) / 2 * (4 + 3 * curvature * norm * norm + log_scale);
 }
@@ -52,7 +53,8 @@ void QuadraticFeatures<T>::set_features(const MatrixView<T>& x, RowScale<T> scal
   team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace& scratch) {
     auto z = scratch.vector<T>(m_d);
     for (Index i = i0; i < i0 + rows; ++i) {
-      z = x.row(i).transpose() * (scale.empty() ? T(1) : scale[static_cast<std::size_t>(i)]);
+      std::ranges::copy(row_of(x, i), z.data());
+      nprf::scale(std::span(z.data(), row_of(x, i).size()), scale.empty() ? T(1) : scale[static_cast<std::size_t>(i)]);
       const T g = row.features(z.data(), m_d, &phi(i, 0));
       if (log_factor) log_factor[i] = g;
     }
@@ -66,12 +68,11 @@ void QuadraticFeatures<T>::set_gradient(const MatrixView<T>& x, const MatrixView
                                         MatrixRef<T> dx, const Team& team) const {
   const QuadraticRow<T> row(m_terms);
   team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace& scratch) {
-    auto g = scratch.vector<T>(output_dim()), z = scratch.vector<T>(m_d), dz = scratch.vector<T>(m_d);
+    auto g = scratch.vector<T>(output_dim());
     for (Index i = i0; i < i0 + rows; ++i) {
-      g = dphi.row(i).transpose() * phi(i, 0);
-      z = x.row(i).transpose();
-      row.backward(z.data(), m_d, g.data(), phi.row(i).dot(dphi.row(i)), dz.data());
-      dx.row(i) = dz.transpose();
+      std::ranges::copy(row_of(dphi, i), g.data());
+      scale(std::span(g.data(), row_of(dphi, i).size()), phi(i, 0));
+      row.backward(row_of(x, i).data(), m_d, g.data(), dot(row_of(phi, i), row_of(dphi, i)), &dx(i, 0));
     }
   });
 }

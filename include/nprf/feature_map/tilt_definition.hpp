@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <Eigen/Eigenvalues>
-#include <algorithm>
 #include <cmath>
 #include <type_traits>
 
 #include "nprf/core/error.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/types.hpp"
+#include "nprf/feature_map/eigenvectors.hpp"
 #include "nprf/feature_map/sderf_tilt.hpp"
 #include "nprf/feature_map/tilt.hpp"
 
@@ -28,16 +28,18 @@ Tilt sderf_tilt(const std::type_identity_t<MatrixView<T>>& q, const std::type_id
           k.rows());
   require(q.cols() >= 1 && k.cols() == q.cols(), "keys: expected ", q.cols(), " columns (as queries), at least 1, got ",
           k.cols());
-  require(q.allFinite() && k.allFinite(), "queries and keys: expected finite scalars, got a NaN or an infinity");
-  const auto mean_product = [](const Matrix<double>& x) {
-    return Matrix<double>(x.transpose() * x / static_cast<double>(x.rows()));
-  };
+  require(has_finite_entries(q) && has_finite_entries(k),
+          "queries and keys: expected finite scalars, got a NaN or an infinity");
   const Matrix<double> queries = q.template cast<double>(), keys = k.template cast<double>();
-  const Matrix<double> means = queries.colwise().mean().transpose() * keys.colwise().mean();  // (d,d)
-  const Matrix<double> moment = mean_product(queries) + mean_product(keys) + means + means.transpose();
-  const Eigen::SelfAdjointEigenSolver<Matrix<double>> solver(moment);
-  Tilt tilt{solver.eigenvectors(), Vector<double>(q.cols())};
-  for (Index l = 0; l < tilt.a.size(); ++l) tilt.a[l] = best_tilt(std::max(solver.eigenvalues()[l], 0.0));
+  const Vector<double> nu = mean_row(queries), mu = mean_row(keys);
+  Matrix<double> moment = transposed_product(queries, queries), key_moment = transposed_product(keys, keys);  // (d,d)
+  for (Index l = 0; l < q.cols(); ++l)
+    for (Index j = 0; j < q.cols(); ++j)
+      moment(l, j) = moment(l, j) / static_cast<double>(q.rows()) + key_moment(l, j) / static_cast<double>(k.rows()) +
+                     (nu[l] * mu[j] + mu[l] * nu[j]);
+  const auto [values, vectors] = eigenvectors(moment);
+  Tilt tilt{vectors.transpose(), Vector<double>(q.cols())};
+  for (Index l = 0; l < tilt.a.size(); ++l) tilt.a[l] = best_tilt(values[l]);
   return tilt;
 }
 

@@ -7,6 +7,7 @@
 #include "nprf/core/error.hpp"
 #include "nprf/core/gemm.hpp"
 #include "nprf/core/pack.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/feature_map/feature_map_base_definition.hpp"
@@ -79,12 +80,17 @@ void TrigonometricFeatures<T>::set_gradient(const MatrixView<T>& x, const Matrix
                                             MatrixRef<T> dx, const Team& team) const {
   const Index m = this->num_features();
   team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace& scratch) {
-    const auto f = phi.middleRows(i0, rows), g = dphi.middleRows(i0, rows);  // (rows,2m)
-    auto z = scratch.matrix<T>(rows, m);
-    z = g.leftCols(m).cwiseProduct(f.rightCols(m)) - g.rightCols(m).cwiseProduct(f.leftCols(m));  // (rows,m)
+    auto z = scratch.matrix<T>(rows, m);  // (rows,m)
+    for (Index i = 0; i < rows; ++i)
+      for (Index k = 0; k < m; k += Pack<T>::size) {
+        const T *f = row_of(phi, i0 + i).data() + k, *g = row_of(dphi, i0 + i).data() + k;
+        const auto at = [&](const T* row) { return Pack<T>::load(row, m - k); };
+        (at(g) * at(f + m) - at(g + m) * at(f)).store(&z(i, k), m - k);
+      }
     auto out = dx.middleRows(i0, rows);
     set_product(out, z, this->projection());  // (rows,d)
-    for (Index i = 0; i < rows; ++i) out.row(i) += g.row(i).dot(f.row(i)) * x.row(i0 + i);
+    for (Index i = i0; i < i0 + rows; ++i)
+      add_scaled(writable_row(dx, i), dot(row_of(dphi, i), row_of(phi, i)), row_of(x, i));
   });
 }
 

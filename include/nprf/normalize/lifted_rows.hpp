@@ -6,6 +6,7 @@
 #include <limits>
 #include <span>
 
+#include "nprf/core/rows.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/normalize/normalization.hpp"
@@ -35,7 +36,7 @@ class LiftedRows {
     auto lifted = team.workspace().template matrix<T>(x.rows(), x.cols());
     lifted = x;
     for (Index i = 0; i < x.rows(); ++i)
-      if (is_short(i)) lifted.row(i) *= lift, *indices++ = i;
+      if (is_short(i)) nprf::scale(writable_row(lifted, i), lift), *indices++ = i;
     new (&m_rows) Rows(lifted.data(), x.rows(), x.cols(), Eigen::OuterStride<>(x.cols()));
     normalization.row_scale<T>(lifted, softmax_scale, scale, team);
   }

@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <span>
 
 #include "nprf/core/error.hpp"
 #include "nprf/core/pack.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/normalize/normalization.hpp"
@@ -43,13 +45,12 @@ void Normalization::backward(const MatrixView<T>& scaled, RowScale<T> scale, Mat
   require(static_cast<Index>(scale.size()) == dx.rows(), "scale: expected ", dx.rows(), " factors (rows of dx), got ",
           scale.size());
   for (Index i = 0; i < dx.rows(); ++i) {
-    const T s = scale[static_cast<std::size_t>(i)];
+    const std::span<T> row = writable_row(dx, i);
     if (is_unit()) {
-      const T along = static_cast<T>(scaled.row(i).dot(dx.row(i)) / (m_radius * m_radius));
-      dx.row(i) = s * (dx.row(i) - along * scaled.row(i));
-    } else {
-      dx.row(i) *= s;
+      const T along = static_cast<T>(dot(row_of(scaled, i), row_of(dx, i)) / (m_radius * m_radius));
+      add_scaled(row, -along, row_of(scaled, i));
     }
+    nprf::scale(row, scale[static_cast<std::size_t>(i)]);
   }
 }
 
@@ -73,9 +74,11 @@ T Normalization::row_factor(const T* x, Index d, Workspace& scratch) const {
   const Workspace::Scope scope(scratch);
   auto row = scratch.vector<T>(d);
   std::copy_n(x, d, row.data());
-  const T largest = d == 0 ? T(0) : row.cwiseAbs().template maxCoeff<Eigen::PropagateNaN>();
-  if (largest == T(0)) return T(0);
-  return factor(static_cast<double>(largest) * (row / largest).norm());
+  const std::span<T> entries(row.data(), static_cast<std::size_t>(d));
+  const T largest = largest_magnitude<T>(entries);
+  if (largest == T(0) && is_finite<T>(entries)) return T(0);
+  for (T& entry : entries) entry /= largest;
+  return factor(static_cast<double>(largest) * std::sqrt(squared_norm<T>(entries)));
 }
 
 }  // namespace nprf

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <span>
@@ -43,7 +44,8 @@ class GridPosition {
     check(b, "b");
     check(m_extra, "extra");
     m_bias.first = -(b.size() / 2);
-    m_bias.table = Vector<T>(b.template reshaped<Eigen::RowMajor>());
+    m_bias.table.resize(b.size());
+    std::copy_n(b.data(), b.size(), m_bias.table.data());
   }
 
   Index height() const { return m_height; }

@@ -7,6 +7,7 @@
 #include <cstddef>
 
 #include "nprf/core/error.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/types.hpp"
 
 namespace nprf {
@@ -37,7 +38,8 @@ inline Matrix<double> resize_rows(const Matrix<double>& x, Index rows, Taps taps
     const Index before = point / (2 * rows) - 1;
     const Taps weight = taps(static_cast<double>(point % (2 * rows)) / static_cast<double>(2 * rows));
     for (Index k = 0; k < 4; ++k)
-      y.row(i) += weight[static_cast<std::size_t>(k)] * x.row(std::clamp<Index>(before - 1 + k, 0, n - 1));
+      add_scaled(writable_row(y, i), weight[static_cast<std::size_t>(k)],
+                 row_of(x, std::clamp<Index>(before - 1 + k, 0, n - 1)));
   }
   return y;
 }

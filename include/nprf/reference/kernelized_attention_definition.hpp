@@ -7,6 +7,7 @@
 
 #include "nprf/attention/batch/head.hpp"
 #include "nprf/core/near_lags.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/reference/kernelized_attention.hpp"
 
@@ -36,7 +37,9 @@ class PairWeights {
       while (i < q.rows() && !attends(i, j)) ++i;
       if (i < q.rows()) attended.push_back(j);
     }
-    m_B(attended, Eigen::indexing::all) = head.key_features(k(attended, Eigen::indexing::all));
+    const Matrix<T> B = head.key_features(selected_rows(k, attended));
+    for (Index l = 0; l < B.rows(); ++l)
+      std::ranges::copy(row_of(B, l), writable_row(m_B, attended[static_cast<std::size_t>(l)]).begin());
   }
 
   /// The logarithm of an exact pair's weight; of a far pair, the logarithm of its key's factor; 0 without exact pairs.
@@ -56,8 +59,8 @@ class PairWeights {
  private:
   void set_with_log_factors(const FeatureMapView<T>& features, const Normalization& normalization,
                             const MatrixView<T>& q, const MatrixView<T>& k) {
-    m_q = normalization.row_scale<T>(q).asDiagonal() * q;
-    m_k = normalization.row_scale<T>(k).asDiagonal() * k;
+    m_q = rows_scaled_by<T>(entries_of(normalization.row_scale<T>(q)), q);
+    m_k = rows_scaled_by<T>(entries_of(normalization.row_scale<T>(k)), k);
     m_A.resize(q.rows(), features.output_dim());
     m_B.resize(k.rows(), m_A.cols());
     m_a.resize(q.rows());
@@ -105,15 +108,15 @@ Matrix<T> weighted_means(const PairWeights<T>& weights, FunctionRef<double(Index
     for (Index j = 0, before = 0; j < n_k; before += attends(i, j) ? 1 : 0, ++j)
       if (b(j) > -INFINITY) unit = std::max(unit, weights.log_scale(i, j, before));
 
-    Vector<long double> numerator = Vector<long double>::Zero(d_v);
+    std::vector<long double> numerator(static_cast<std::size_t>(d_v));
     long double denominator = 0;
     for (Index j = 0, before = 0; j < n_k; before += attends(i, j) ? 1 : 0, ++j) {
       if (b(j) == -INFINITY) continue;
       const long double weight = weights(i, j, before, unit) * std::exp(static_cast<long double>(b(j)) - largest);
-      for (Index p = 0; p < d_v; ++p) numerator[p] += weight * v(j, p);
+      for (Index p = 0; p < d_v; ++p) numerator[static_cast<std::size_t>(p)] += weight * v(j, p);
       denominator += weight;
     }
-    y.row(i) = (numerator / denominator).template cast<T>().transpose();
+    for (Index p = 0; p < d_v; ++p) y(i, p) = static_cast<T>(numerator[static_cast<std::size_t>(p)] / denominator);
   }
   return y;
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <ranges>
 #include <span>
 #include <utility>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "nprf/core/gemm.hpp"
 #include "nprf/core/lag_bias.hpp"
 #include "nprf/core/resize.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/threads.hpp"
@@ -64,14 +66,22 @@ class BiasRows {
 
   Tile tile(Index i0, Index rows, Index end) const {
     if (m_position.is_placed()) return {*this, i0, rows, {}};
-    const auto window = m_b.segment(m_n_q - i0 - rows, rows + end - 1).array();
-    const double largest = end > 0 ? window.maxCoeff() : minus_infinity<double>;
-    return {*this, i0, rows, (window - (largest > minus_infinity<double> ? largest : 0)).template cast<T>()};
+    Vector<T> window(rows + end - 1);
+    const double* b = m_b.data() + (m_n_q - i0 - rows);
+    double largest = end > 0 ? *std::max_element(b, b + window.size()) : minus_infinity<double>;
+    if (largest == minus_infinity<double>) largest = 0;
+    for (Index l = 0; l < window.size(); ++l) window[l] = static_cast<T>(b[l] - largest);
+    return {*this, i0, rows, std::move(window)};
   }
 
  private:
   template <Real S>
   static constexpr S minus_infinity = -std::numeric_limits<S>::infinity();
+
+  template <class X>
+  static bool has_minus_infinity(const X& x) {
+    return std::find(x.data(), x.data() + x.size(), minus_infinity<typename X::Scalar>) != x.data() + x.size();
+  }
 
   void set_lags(Index n_k, Index offset) {
     m_b.resize(std::max<Index>(m_n_q + n_k - 1, 0));
@@ -79,7 +89,7 @@ class BiasRows {
       const Index lag = l - (m_n_q - 1) - offset;
       m_b[l] = m_causal && lag > 0 ? minus_infinity<double> : m_position.bias()[lag];
     }
-    m_any_masked = (m_b.array() == minus_infinity<double>).any();
+    m_any_masked = has_minus_infinity(m_b);
   }
 
   void place(Index n_k, Index offset) {
@@ -90,7 +100,7 @@ class BiasRows {
     const Matrix<T>& extra = m_position.extra();
     m_largest = std::max(table.maxCoeff(), extra.size() > 0 ? extra.maxCoeff() : minus_infinity<T>);
     if (m_largest == minus_infinity<T>) m_largest = 0;
-    m_any_masked = m_causal || (table.array() == minus_infinity<T>).any() || (extra.array() == minus_infinity<T>).any();
+    m_any_masked = m_causal || has_minus_infinity(table) || has_minus_infinity(extra);
     m_slot.resize(n_k - extra.rows());
     for (Index cell = 0; cell < m_slot.size(); ++cell) m_slot[cell] = m_position.slot(cell);
   }
@@ -102,7 +112,7 @@ class BiasRows {
     const LagBias<T>& b = m_position.bias();
     for (Index j = 0; j < outside; ++j) row[j] = static_cast<T>(m_position.bias_between(query, j0 + j, 0)) - m_largest;
     if (query < E) {
-      row.tail(cols - outside).setConstant(extra(query, 0) - m_largest);
+      std::fill(row.begin() + outside, row.end(), extra(query, 0) - m_largest);
     } else {
       const T* table = b.table.data() - b.first - m_slot[query - E];
       for (Index j = outside; j < cols; ++j) row[j] = table[m_slot[j0 + j - E]] - m_largest;
@@ -142,10 +152,8 @@ class Padding {
   Matrix<T> without(const MatrixView<T>& v) const {
     Matrix<T> kept;
     if (!m_mask.empty()) kept = v;
-    for (Index p = 0; p < kept.cols(); ++p) {
-      auto column = kept.col(p);
-      fill(column, 0, T(0));
-    }
+    for (Index j = 0; j < kept.rows(); ++j)
+      if (!m_mask[static_cast<std::size_t>(j)]) std::ranges::fill(writable_row(kept, j), T(0));
     return kept;
   }
 
@@ -163,10 +171,10 @@ Matrix<T> softmax_attention(const MatrixView<T>& q, const MatrixView<T>& k, cons
   const Index n_q = shape.n_q, n_k = shape.n_k, d_v = shape.d_v;
   const Padding padding(key_mask, n_k);
 
-  const Matrix<T> qs = normalization.row_scale<T>(q).asDiagonal() * q;                // (n_q,d)
-  const Matrix<T> kt = (normalization.row_scale<T>(k).asDiagonal() * k).transpose();  // (d,n_k)
+  const Matrix<T> qs = rows_scaled_by<T>(entries_of(normalization.row_scale<T>(q)), q);              // (n_q,d)
+  const Matrix<T> kt = rows_scaled_by<T>(entries_of(normalization.row_scale<T>(k)), k).transpose();  // (d,n_k)
   const BiasRows<T> b(position, direction, n_q, n_k, offset);
-  const bool any_masked = b.any_masked(), may_be_nan = !qs.allFinite() || !kt.allFinite();
+  const bool any_masked = b.any_masked(), may_be_nan = !has_finite_entries(qs) || !has_finite_entries(kt);
   const Matrix<T> kept = padding.template without<T>(v);
   const MatrixView<T> values = key_mask.empty() ? v : MatrixView<T>(kept);  // (n_k,d_v)
 
@@ -191,25 +199,28 @@ Matrix<T> softmax_attention(const MatrixView<T>& q, const MatrixView<T>& k, cons
         // other key has no effect
         T new_max = may_be_nan ? s.template maxCoeff<Eigen::PropagateNumbers>() : s.maxCoeff();
         if (!(new_max >= largest[i])) new_max = largest[i];
-        if (new_max == minus_infinity && !(s.isNaN() && bias != minus_infinity).any()) {  // no key so far
-          s.setZero();
+        const auto is_attended_nan = [&](Index j) { return std::isnan(s[j]) && bias[j] != minus_infinity; };
+        if (new_max == minus_infinity && std::ranges::none_of(std::views::iota(Index{0}, cols), is_attended_nan)) {
+          std::ranges::fill(writable_row(S, i), T(0));  // no key so far
           continue;
         }
         if (new_max != largest[i]) {
           const T rescale = std::exp(largest[i] - new_max);
-          out.row(i) *= rescale;
+          scale(writable_row(out, i), rescale);
           sum[i] *= rescale;
           largest[i] = new_max;
         }
         s = (s - new_max).exp();
         // Eigen's exp(-infinity) may be positive
-        if (any_masked) s = (bias == minus_infinity).select(T(0), s);
+        for (Index j = 0; any_masked && j < cols; ++j)
+          if (bias[j] == minus_infinity) s[j] = 0;
         sum[i] += s.sum();
       }
       add_product(out, S, values.middleRows(j0, cols));  // (rows,d_v)
     }
     for (Index i = 0; i < rows; ++i)
-      if (largest[i] != minus_infinity) out.row(i) /= sum[i];
+      if (largest[i] != minus_infinity)
+        for (T& entry : writable_row(out, i)) entry /= sum[i];
   });
   return y;
 }
