@@ -174,7 +174,8 @@ Matrix<T> transposed_in_packs(const Matrix<T>& w) {
   constexpr Index widest = std::max<Index>(64 / sizeof(T), Pack<T>::size);
   const Index cols = w.rows();
   Matrix<T> wt(w.cols(), (cols + widest - 1) / widest * widest);
-  for (Index j = 0; j < wt.cols(); ++j) wt.col(j) = w.row(std::min(j, cols - 1)).transpose();
+  for (Index i = 0; i < wt.rows(); ++i)
+    for (Index j = 0; j < wt.cols(); ++j) wt(i, j) = w(std::min(j, cols - 1), i);
   return wt;
 }
 

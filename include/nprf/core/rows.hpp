@@ -127,4 +127,10 @@ Matrix<T> transposed_product(const Matrix<T>& a, const Matrix<T>& b) {
   return c;
 }
 
+/// y = c x.
+template <class T>
+void set_scaled(std::span<T> y, T c, std::span<const T> x) {
+  detail::vector_of(y) = c * detail::vector_of(x);
+}
+
 }  // namespace nprf

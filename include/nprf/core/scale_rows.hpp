@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "nprf/core/rows.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 
@@ -11,8 +12,7 @@ namespace nprf {
 template <Real T>
 void scale_rows(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> xs, const Team& team) {
   team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace&) {
-    xs.middleRows(i0, rows) =
-        Eigen::Map<const Vector<T>>(scale.data() + i0, rows).asDiagonal() * x.middleRows(i0, rows);  // (rows,d)
+    for (Index i = i0; i < i0 + rows; ++i) set_scaled(writable_row(xs, i), scale.data()[i], row_of(x, i));
   });
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "nprf/core/rows.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"
@@ -105,8 +106,7 @@ template <Real T>
 MatrixMap<T> with_ones(const MatrixView<T>& U, const Team& team) {
   auto all = team.workspace().template matrix<T>(U.rows(), U.cols() + 1);
   team.run_tiles(U.rows(), [&](Index i0, Index rows, Workspace&) {
-    all.block(i0, 0, rows, U.cols()) = U.middleRows(i0, rows);
-    all.block(i0, U.cols(), rows, 1).setOnes();
+    for (Index i = i0; i < i0 + rows; ++i) *std::ranges::copy(row_of(U, i), &all(i, 0)).out = 1;
   });
   return all;
 }
@@ -135,8 +135,10 @@ void contract_with_ones(const E& engine, const Factors<T>& x, MatrixRef<T>& Y, c
   auto all = workspace.template matrix<T>(n_q, p + 1);
   engine.contract(x.with_values(with_ones<T>(x.U, team)), all, team);
   team.run_tiles(n_q, [&](Index i0, Index rows, Workspace&) {
-    Y.middleRows(i0, rows) = all.block(i0, 0, rows, p);
-    as_column(sums, n_q).middleRows(i0, rows) = all.block(i0, p, rows, 1);
+    for (Index i = i0; i < i0 + rows; ++i) {
+      std::copy_n(&all(i, 0), p, writable_row(Y, i).data());
+      sums[i] = all(i, p);
+    }
   });
 }
 

@@ -175,12 +175,12 @@ TEMPLATE_TEST_CASE("row error bound: norms of rows are right if squares underflo
   SignalNorms::Row sizes = SignalNorms::row(5, workspace);
   sizes.setOnes();
   const Matrix<T> rows = normal<T>(1, 5, 1);
-  const double expected = toeplitz::row_error_bound<T>(rows.row(0), sizes, true);
+  const double expected = toeplitz::row_error_bound(row_of(rows, 0), sizes, true);
   for (const int exponent : {-3, 3}) {
     const int shift = exponent * (std::numeric_limits<T>::max_exponent / 4);
     const Matrix<T> far = rows * std::ldexp(T(1), shift);
     INFO("times 2^" << shift);
-    const double bound = std::ldexp(toeplitz::row_error_bound<T>(far.row(0), sizes, true), -shift);
+    const double bound = std::ldexp(toeplitz::row_error_bound(row_of(far, 0), sizes, true), -shift);
     CHECK(std::abs(bound - expected) <= 16 * static_cast<double>(std::numeric_limits<T>::epsilon()) * expected);
   }
 }

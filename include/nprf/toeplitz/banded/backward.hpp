@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "nprf/core/gemm.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/toeplitz/banded/exponential_tail.hpp"
@@ -44,7 +45,7 @@ class BandedBackward {
         }
       });
     for (Index block = 0; block < dc.rows(); ++block)
-      out.dc.segment(band.lags.first - m_weights.table.first, dc.cols()) += dc.row(block).transpose();
+      for (Index k = 0; k < dc.cols(); ++k) out.dc[band.lags.first - m_weights.table.first + k] += dc(block, k);
   }
 
   // forward, for query i (slot s_i) and the keys j (slots t_j) of tile I, with w the weight at the edge of the tail:
@@ -129,7 +130,7 @@ class BandedBackward {
 
   static double inner_product(const MatrixMap<T>& X, const MatrixMap<T>& Y) {
     double sum = 0;
-    for (Index i = 0; i < X.rows(); ++i) sum += static_cast<double>(X.row(i).dot(Y.row(i)));
+    for (Index i = 0; i < X.rows(); ++i) sum += static_cast<double>(dot(row_of(X, i), row_of(Y, i)));
     return sum;
   }
 
@@ -145,11 +146,11 @@ class BandedBackward {
     set_product(D, m_G.middleRows(first(I), rows(I)), S.transpose());  // (rows,r)
     for (Index row = 0; row < rows(I); ++row) {
       const Index i = first(I) + row, distance = at.query_distance(I, i);
-      D.row(row) *= tail.power(distance);
-      const double pairs = static_cast<double>(m_x.A.row(i).dot(D.row(row)));
+      scale(writable_row(D, row), tail.power(distance));
+      const double pairs = static_cast<double>(dot(row_of(m_x.A, i), row_of(D, row)));
       moments.zeroth += pairs;
       moments.first += static_cast<double>(distance) * pairs;
-      out.dA.row(i) += tail.weight * D.row(row);
+      add_scaled(writable_row(out.dA, i), tail.weight, row_of(D, row));
     }
   }
 
@@ -165,9 +166,9 @@ class BandedBackward {
       set_product(D, m_x.U.middleRows(j0, count), N.transpose());  // (count,r)
       for (Index row = 0; row < count; ++row) {
         const Index j = j0 + row, distance = at.key_distance(I, j);
-        D.row(row) *= tail.power(distance);
-        moments.first += static_cast<double>(distance) * static_cast<double>(m_x.B.row(j).dot(D.row(row)));
-        out.dB.row(j) += tail.weight * D.row(row);
+        scale(writable_row(D, row), tail.power(distance));
+        moments.first += static_cast<double>(distance) * static_cast<double>(dot(row_of(m_x.B, j), row_of(D, row)));
+        add_scaled(writable_row(out.dB, j), tail.weight, row_of(D, row));
       }
       const auto Z = scaled_rows<T>(m_x.B, j0, count, scratch,
                                     [&](Index j) { return tail.weight * tail.power(at.key_distance(I, j)); });

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <limits>
 #include <optional>
 
 #include "nprf/core/gemm.hpp"
 #include "nprf/core/lag_weights.hpp"
 #include "nprf/core/long_sums.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/fft/lanes.hpp"
@@ -83,7 +85,7 @@ class BandedEngine {
       const Index begin = windows.begin(window);
       team.run(windows.end(window) - begin, [&](Index task, Workspace& scratch) {
         const Index I = begin + task, i0 = I * tile, rows = std::min(tile, x.queries.slots.count - i0);
-        auto y = Y.middleRows(i0, rows);  // (rows,p)
+        MatrixRef<T> y = Y.middleRows(i0, rows);  // (rows,p)
         T* tile_sums = sums ? sums + i0 : nullptr;
         y.setZero();
         if (sums) std::fill_n(tile_sums, rows, T(0));
@@ -122,19 +124,18 @@ class BandedEngine {
   static constexpr Index tile = 5 * Block<T>::rows;
 
   // y += Z S for the first p columns of S; if sums is not null, also sums += Z S for the last column of S
-  template <class M, class Y>
-  static void add_rows(const M& Z, const MatrixMap<T>& S, Y& y, T* sums, Workspace& scratch) {
-    add_product(y, Z, S.leftCols(y.cols()));  // (rows,p)
+  static void add_rows(const MatrixView<T>& Z, const MatrixMap<T>& S, MatrixRef<T>& y, T* sums, Workspace& scratch) {
+    add_product(y, Z, MatrixView<T>(S.leftCols(y.cols())));  // (rows,p)
     if (!sums) return;
     const Workspace::Scope scope(scratch);
-    auto s = scratch.vector<T>(S.rows());
-    s = S.col(y.cols());
-    for (Index i = 0; i < y.rows(); ++i) sums[i] += Z.row(i).dot(s);
+    T* s = scratch.take<T>(S.rows());
+    for (Index k = 0; k < S.rows(); ++k) s[k] = S(k, y.cols());
+    for (Index i = 0; i < y.rows(); ++i) sums[i] += dot(row_of(Z, i), {s, static_cast<std::size_t>(S.rows())});
   }
 
   // y_i += weight exp(slope |s_i - pivot|) A_i S
-  template <class Y>
-  static void add_tail(const Factors<T>& x, const TailStates<T>& of, Index I, Y& y, T* sums, Workspace& scratch) {
+  static void add_tail(const Factors<T>& x, const TailStates<T>& of, Index I, MatrixRef<T>& y, T* sums,
+                       Workspace& scratch) {
     if (!of.tiles().any_keys(I)) return;
     const Workspace::Scope scope(scratch);
     const ExponentialTail<T>& tail = of.tiles().tail();
@@ -144,13 +145,13 @@ class BandedEngine {
   }
 
   // y += A (b.weight S_before + a.weight S_after), for tails of slope 0
-  template <class Y>
   static void add_flat_tails(const Factors<T>& x, const TailStates<T>& before, const TailStates<T>& after, Index I,
-                             Y& y, T* sums, Workspace& scratch) {
+                             MatrixRef<T>& y, T* sums, Workspace& scratch) {
     const Workspace::Scope scope(scratch);
-    const ExponentialTail<T>&b = before.tiles().tail(), &a = after.tiles().tail();
+    const T b = before.tiles().tail().weight, a = after.tiles().tail().weight;
     auto S = scratch.matrix<T>(x.B.cols(), x.U.cols() + (sums ? 1 : 0));
-    S = b.weight * before.at(I) + a.weight * after.at(I);
+    const auto entries = [](const MatrixMap<T>& X) { return Eigen::Map<const Vector<T>>(X.data(), X.size()); };
+    Vector<T>::Map(S.data(), S.size()) = b * entries(before.at(I)) + a * entries(after.at(I));
     add_rows(x.A.middleRows(I * tile, y.rows()), S, y, sums, scratch);
   }
 
@@ -162,7 +163,7 @@ class BandedEngine {
     sum_of_outer(x.B, x.U, S, team);
     S *= m_weights.constant;
     team.run_tiles(x.queries.slots.count, [&](Index i0, Index rows, Workspace& scratch) {
-      auto y = Y.middleRows(i0, rows);  // (rows,p)
+      MatrixRef<T> y = Y.middleRows(i0, rows);  // (rows,p)
       y.setZero();
       if (sums) std::fill_n(sums + i0, rows, T(0));
       add_rows(x.A.middleRows(i0, rows), S, y, sums ? sums + i0 : nullptr, scratch);

@@ -6,6 +6,7 @@
 #include "nprf/core/compensated_sum.hpp"
 #include "nprf/core/gemm.hpp"
 #include "nprf/core/long_sums.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/toeplitz/banded/exponential_tail.hpp"
@@ -132,37 +133,43 @@ class CompensatedScan {
 template <Real T, class Factor>
 MatrixMap<T> scaled_rows(const MatrixView<T>& X, Index i0, Index rows, Workspace& scratch, Factor&& factor) {
   auto Z = scratch.matrix<T>(rows, X.cols());
-  for (Index i = 0; i < rows; ++i) Z.row(i) = factor(i0 + i) * X.row(i0 + i);
+  for (Index i = 0; i < rows; ++i) set_scaled(writable_row(Z, i), factor(i0 + i), row_of(X, i0 + i));
   return Z;
 }
 
 /// S (r,p) += P^T Q. If S has one more column than Q, Q is taken to have a last column of ones.
-template <class M, class X, class Y>
-void add_outer(M&& S, const X& P, const Y& Q) {
-  add_product(S.leftCols(Q.cols()), P.transpose(), Q);  // (r,p)
-  if (S.cols() > Q.cols()) S.col(Q.cols()) += P.colwise().sum().transpose();
+template <Real T>
+void add_outer(MatrixRef<T> S, const MatrixView<T>& P, const MatrixView<T>& Q) {
+  const Index p = Q.cols();
+  add_product(S.leftCols(p), P.transpose(), Q);  // (r,p)
+  for (Index k = 0; S.cols() > p && k < P.cols(); ++k) {
+    T sum = 0;
+    for (Index i = 0; i < P.rows(); ++i) sum += P(i, k);
+    S(k, p) += sum;
+  }
 }
 
 /// S = P^T Q for all rows of P (n,r) and Q (n,p), summed in parts that do not depend on the number of threads.
 template <Real T>
 void sum_of_outer(const MatrixView<T>& P, const MatrixView<T>& Q, MatrixMap<T> S, const Team& team) {
   constexpr Index most_parts = 32;
-  const Index n = P.rows(), parts = std::clamp<Index>(n / 1024, 1, most_parts), r = S.rows();
+  const Index n = P.rows(), parts = std::clamp<Index>(n / 1024, 1, most_parts);
   const Workspace::Scope scope(team.workspace());
-  auto sums = team.workspace().template matrix<T>(parts * r, S.cols());
+  T* sums = team.workspace().template take<T>(parts * S.size());
+  const auto sum_of = [&](Index part) { return MatrixMap<T>(sums + part * S.size(), S.rows(), S.cols()); };
   team.run(parts, [&](Index part, Workspace& scratch) {
     const Index begin = n * part / parts, end = n * (part + 1) / parts;
-    auto sum = sums.middleRows(part * r, r);
+    MatrixMap<T> sum = sum_of(part);
     sum.setZero();
     add_in_chunks<T>(begin, begin, end, sum, nullptr, scratch, [&](Index from, Index to, MatrixRef<T> more, T*) {
       for (Index i0 = from; i0 < to; i0 += Team::tile) {
         const Index rows = std::min(Team::tile, to - i0);
-        add_outer(more, P.middleRows(i0, rows), Q.middleRows(i0, rows));
+        add_outer<T>(more, P.middleRows(i0, rows), Q.middleRows(i0, rows));
       }
     });
   });
   S.setZero();
-  for (Index part = 0; part < parts; ++part) S += sums.middleRows(part * r, r);
+  for (Index part = 0; part < parts; ++part) S += sum_of(part);
 }
 
 /// The sums over a tail that each tile of queries needs: sums of keys in contract(), sums of keys and of queries in
@@ -233,12 +240,12 @@ class TailStates {
     for (Index i0 = range.begin; i0 < range.end; i0 += piece) {
       const Index rows = std::min(piece, range.end - i0);
       if (tail.flat()) {
-        add_outer(S, m_P.middleRows(i0, rows), m_Q.middleRows(i0, rows));
+        add_outer<T>(S, m_P.middleRows(i0, rows), m_Q.middleRows(i0, rows));
         continue;
       }
       const Workspace::Scope scope(scratch);
       const auto Z = scaled_rows<T>(m_P, i0, rows, scratch, [&](Index i) { return tail.power(distance(i)); });
-      add_outer(S, Z, m_Q.middleRows(i0, rows));
+      add_outer<T>(S, Z, m_Q.middleRows(i0, rows));
     }
   }
 

@@ -5,6 +5,7 @@
 
 #include "nprf/core/gemm.hpp"
 #include "nprf/core/lag_weights.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/toeplitz/block_causal/levels.hpp"
@@ -36,7 +37,7 @@ class DiagonalBlocks {
       const Index first = task * strip, end = std::min(first + strip, m_axis.queries.end);
       const Index i0 = std::max(first, m_axis.queries.first), rows = end - i0;
       if (rows <= 0) return;
-      auto y = Y.middleRows(i0 - m_axis.queries.first, rows);  // (rows,p)
+      MatrixRef<T> y = Y.middleRows(i0 - m_axis.queries.first, rows);  // (rows,p)
       const Index j0 = std::max(first / block * block, m_axis.keys.first), cols = std::min(end, m_axis.keys.end) - j0;
       if (cols <= 0) {
         y.setZero();
@@ -61,8 +62,7 @@ class DiagonalBlocks {
     // what each block adds to dc and to the sums of lags, by distance
     auto dc = team.workspace().matrix<T>(blocks, block), size_of_lags = team.workspace().matrix<T>(blocks, block);
     team.run(blocks, [&](Index k, Workspace& scratch) {
-      dc.row(k).setZero();
-      size_of_lags.row(k).setZero();
+      for (MatrixMap<T>* sums : {&dc, &size_of_lags}) std::ranges::fill(writable_row(*sums, k), T(0));
       const Index end = (k + 1) * block;
       const Index i0 = std::max(k * block, m_axis.queries.first), rows = std::min(end, m_axis.queries.end) - i0;
       const Index j0 = std::max(k * block, m_axis.keys.first), cols = std::min(end, m_axis.keys.end) - j0;
@@ -98,8 +98,7 @@ class DiagonalBlocks {
  private:
   static constexpr Index strip = 32;
 
-  template <class M>
-  void multiply_by_weights(M& S, Index i0, Index j0) const {
+  void multiply_by_weights(MatrixMap<T>& S, Index i0, Index j0) const {
     for (Index i = 0; i < S.rows(); ++i) {
       const T* c = m_weights + block - 1 + j0 - (i0 + i);
       T* s = &S(i, 0);
@@ -108,12 +107,12 @@ class DiagonalBlocks {
   }
 
   // multiplies S(i,j) by e^(e_j - M_i), where M_i is the largest log-scale of the keys up to row i
-  template <class M>
-  static void multiply_by_key_scales(M& S, Index i0, Index j0, const RunningKeyMax<T>& key_max, Workspace& scratch) {
+  static void multiply_by_key_scales(MatrixMap<T>& S, Index i0, Index j0, const RunningKeyMax<T>& key_max,
+                                     Workspace& scratch) {
     const double* e = key_max.log_scales();
     if (!e) return;
     const Workspace::Scope scope(scratch);
-    auto factors = scratch.vector<T>(S.cols());
+    T* factors = scratch.take<T>(S.cols());
     double largest = key_max.before(j0);
     for (Index i = 0, valid = 0; i < S.rows(); ++i) {  // the first `valid` factors are relative to `largest`
       const Index keys = std::clamp<Index>(i0 + i + 1 - j0, 0, S.cols());  // the number that row i attends to
@@ -122,28 +121,29 @@ class DiagonalBlocks {
       if (running != largest) valid = 0;
       largest = running;
       for (; valid < keys; ++valid) factors[valid] = static_cast<T>(ratio(e[j0 + valid], largest));
-      S.row(i).head(keys).array() *= factors.head(keys).transpose().array();
+      T* s = &S(i, 0);
+      for (Index j = 0; j < keys; ++j) s[j] *= factors[j];
     }
   }
 
   // Y = S U; row i attends to the keys up to `lead` + i
-  template <class M, class V, class R>
-  static void multiply_values(const M& S, const V& U, Index lead, R& y, Workspace& scratch) {
-    if (U.allFinite()) {
+  static void multiply_values(const MatrixMap<T>& S, const MatrixView<T>& U, Index lead, MatrixRef<T>& y,
+                              Workspace& scratch) {
+    Index first = 0;  // the first non-finite row
+    while (first < U.rows() && is_finite(row_of(U, first))) ++first;
+    if (first == U.rows()) {
       set_product(y, S, U);  // (rows,p)
       return;
     }
     auto finite_rows = scratch.matrix<T>(U.rows(), U.cols());
-    Index first = U.rows();  // the first non-finite row
-    for (Index j = U.rows(); j-- > 0;)
-      if (U.row(j).allFinite())
-        finite_rows.row(j) = U.row(j);
-      else
-        finite_rows.row(j).setZero(), first = j;
+    finite_rows = U;
+    for (Index j = first; j < U.rows(); ++j)
+      if (!is_finite(row_of(U, j))) std::ranges::fill(writable_row(finite_rows, j), T(0));
     set_product(y, S, finite_rows);
     for (Index i = std::max<Index>(first - lead, 0); i < S.rows(); ++i) {
-      y.row(i).setZero();
-      for (Index j = 0; j < std::min(lead + i + 1, S.cols()); ++j) y.row(i) += S(i, j) * U.row(j);
+      std::ranges::fill(writable_row(y, i), T(0));
+      for (Index j = 0; j < std::min(lead + i + 1, S.cols()); ++j)
+        add_scaled(writable_row(y, i), S(i, j), row_of(U, j));
     }
   }
 

@@ -258,18 +258,18 @@ class BlockCausalEngine {
   void contract_column(const Factors<T>& x, Index column, const RunningKeyMax<T>& key_max,
                        const LevelMaxima<T>& sources, MatrixRef<T>& Y, Workspace& scratch) const {
     const Index n = m_axis.length();
-    auto y = scratch.vector<T>(n), u = scratch.vector<T>(n);
-    y.setZero();
+    T *y = scratch.take<T>(n), *u = scratch.take<T>(n);
+    std::fill_n(y, n, T(0));
     Scratch with(m_levels, scratch);
     for (Index f = 0; f < x.A.cols(); f += W) {
-      const ColumnRows rows_of{{x.A, f}, {x.B, f}, u.data(), y.data()};
+      const ColumnRows rows_of{{x.A, f}, {x.B, f}, u, y};
       m_levels.for_each_group([&](const BlockGroup& group) {
         for_each_run(
             group, [&](Index k) { return sources.column(group.level, k, rows_of.b, column); },
             [&](const Run& run) {
               const Index S = m_levels[group.level].size, begin = group.first, end = begin + run.end * S;
               const T inverse_scale = finite(1 / run.scales.u[0]);
-              u.segment(begin, group.count * S).setZero();
+              std::fill_n(u + begin, group.count * S, T(0));
               for (Index j = begin; j < std::min(end, m_axis.keys.end); ++j) {
                 const double e = ratio(key_max.largest(j / Levels::block), run.scales.log_scale);
                 u[j] = x.U(j, column) * inverse_scale * (key_max.keys()[j] * static_cast<T>(e));
@@ -278,7 +278,7 @@ class BlockCausalEngine {
             });
       });
     }
-    Y.col(column) += y.segment(m_axis.queries.first, m_n_q);
+    for (Index i = 0; i < m_n_q; ++i) Y(i, column) += y[m_axis.queries.first + i];
   }
 
   // y += sum over the lanes of a o T(c) (b o u) for the blocks of a group

@@ -6,6 +6,7 @@
 #include <limits>
 #include <new>
 
+#include "nprf/core/rows.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"
@@ -113,23 +114,25 @@ class BlockCausalErrorBound {
     double log_scale, value = 0;
     for_each(m_blocks[of], first, target - first, log_scale,
              [&](const SignalNorms& norms, double factor, Index source) {
-               largest = largest.max(factor * norms.largest());
+               for (Index k = 0; k < r; ++k) largest[k] = std::max(largest[k], factor * norms.largest(k));
                value = std::max(value, norms.largest_size());
                if (target - source > level.offsets) return;
                norms.add_sized(level.norms[target - source - 1], 2 * level.size, factor, Y);
                norms.add_ones(level.norms[target - source - 1], 2 * level.size, factor, sums);
              });
-    if (!(Y.maxCoeff() > 0)) value = 0;
+    if (std::none_of(Y.data(), Y.data() + r, [](double size) { return size > 0; })) value = 0;
     const double sources = static_cast<double>(std::min(target - first, level.offsets)),
                  of_signals = sources * Underflow<T>::of_signals(2 * level.size), of_row = Underflow<T>::of_row(r);
-    Y += of_signals * value * largest;
-    sums += of_signals * largest;
+    for (Index k = 0; k < r; ++k) {
+      Y[k] += of_signals * value * largest[k];
+      sums[k] += of_signals * largest[k];
+    }
     const double factor = ratio(log_scale, m_key_max.before(target * level.size));
     for (Index i = i0; i < end; ++i) {
       const Index at = m_levels.axis().queries.first + m_x.queries.slots[i];
       const double row = factor * static_cast<double>(m_key_max.rows(of)[at]);
-      out.Y[i] += row * row_error_bound<T>(m_x.A.row(i), Y, out.by_norms) + value * of_row;
-      out.sums[i] += row * row_error_bound<T>(m_x.A.row(i), sums, out.by_norms) + of_row;
+      out.Y[i] += row * row_error_bound(row_of(m_x.A, i), Y, out.by_norms) + value * of_row;
+      out.sums[i] += row * row_error_bound(row_of(m_x.A, i), sums, out.by_norms) + of_row;
     }
   }
 
@@ -213,8 +216,8 @@ class BlockCausalBackwardErrorBound {
     const Index j_end = m_x.keys.slots.below(place + block - first);
     for (Index j = m_x.keys.slots.below(place - first); j < j_end; ++j) {
       const double factor = static_cast<double>(m_key_max.keys()[first + m_x.keys.slots[j]]);
-      out.keys[j] += factor * row_error_bound<T>(m_x.B.row(j), ones, out.by_norms);
-      out.key_sizes[j] += factor * row_error_bound<T>(m_x.B.row(j), sized, out.by_norms);
+      out.keys[j] += factor * row_error_bound(row_of(m_x.B, j), ones, out.by_norms);
+      out.key_sizes[j] += factor * row_error_bound(row_of(m_x.B, j), sized, out.by_norms);
     }
   }
 

@@ -78,7 +78,8 @@ class DirectEngine {
       if (size > 0) weights.add_gradient(pairs, share, m_c.first);
     };
     const auto dc = TiledProduct<T>(x, weights).add_gradients(G, out, size, team, add_dc);
-    for (Index block = 0; size > 0 && block < dc.rows(); ++block) out.dc += dc.row(block).transpose();
+    for (Index block = 0; block < dc.rows(); ++block)
+      for (Index k = 0; k < size; ++k) out.dc[k] += dc(block, k);
   }
 
  private:

@@ -81,8 +81,8 @@ class SignalBackward {
       std::fill_n(m_correlations + i * m_size, m_size, T(0));
       if (i == blocks) return;
       const Index first = edge(i, m_r), rows = edge(i + 1, m_r) - first;
-      m_da.middleRows(first, rows).setZero();
-      m_db.middleRows(first, rows).setZero();
+      for (MatrixMap<T>* sums : {&m_da, &m_db})
+        std::fill_n(sums->data() + first * sums->cols(), rows * sums->cols(), T(0));
     });
   }
 
@@ -93,10 +93,12 @@ class SignalBackward {
     run_groups(out, team, add);
     const Index last = m_x.U.cols() - 1;
     for (Index p = last - m_groups.left_over; p <= last; ++p)
-      run_column({p, &out.dA, &out.dB, m_correlations}, m_G.col(p), out.dU.col(p), team, add_column);
+      run_column({p, m_G.data() + p, out.dU.data() + p, m_G.outerStride(), out.dU.outerStride(), &out.dA, &out.dB,
+                  m_correlations},
+                 team, add_column);
     if (m_sizes)
-      run_column({last, nullptr, nullptr, m_correlations + blocks * m_size}, Vector<T>::Map(m_sizes.rows, m_G.rows()),
-                 Vector<T>::Map(m_sizes.keys, m_x.B.rows()), team, add_column);
+      run_column({last, m_sizes.rows, m_sizes.keys, 1, 1, nullptr, nullptr, m_correlations + blocks * m_size}, team,
+                 add_column);
     team.run_tiles(m_x.A.rows(), [&](Index i0, Index rows, Workspace&) { add_rows(m_da, i0, rows, out.dA); });
     team.run_tiles(m_x.B.rows(), [&](Index j0, Index rows, Workspace&) { add_rows(m_db, j0, rows, out.dB); });
     for (Index i = 1; i < blocks; ++i)
@@ -136,8 +138,8 @@ class SignalBackward {
       for (Index group = edge(j, m_groups.count); group < edge(j + 1, m_groups.count); ++group)
         for (Index r = edge(i, m_r); r < edge(i + 1, m_r); ++r) {
           const Workspace::Scope feature_scope(scratch);
-          add(GroupSignals<T>{m_a[r], m_b[r], us(group).values, gs(group).values, dus(group).values, m_da.row(r).data(),
-                              m_db.row(r).data(), m_correlations + i * m_size},
+          add(GroupSignals<T>{m_a[r], m_b[r], us(group).values, gs(group).values, dus(group).values, &m_da(r, 0),
+                              &m_db(r, 0), m_correlations + i * m_size},
               scratch);
         }
     });
@@ -148,30 +150,31 @@ class SignalBackward {
     });
   }
 
-  // column p of U, and where the gradients of its product with a column of G are added
+  // column p of U, a column of G, and where the gradients of their product are added
   struct Column {
     Index p;
-    MatrixRef<T>*dA, *dB;  // null for sizes
+    const T* g;
+    T* du;
+    Index g_step, du_step;  // from one entry of the column to the next
+    MatrixRef<T>*dA, *dB;   // null for sizes
     T* correlation;
   };
-  template <class ColumnOfG, class ColumnOfDU, class AddColumn>
-  void run_column(const Column& of, const ColumnOfG& g, ColumnOfDU du, const Team& team, AddColumn&& add) {
+  template <class AddColumn>
+  void run_column(const Column& of, const Team& team, AddColumn&& add) {
     Workspace& workspace = team.workspace();
     const Workspace::Scope scope(workspace);
     const T scale = finite(m_scales[of.p]), inverse_scale = finite(1 / m_scales[of.p]);
-    auto u = workspace.vector<T>(m_length), scaled_g = workspace.vector<T>(m_length),
-         sums = workspace.vector<T>(m_length);
-    u.setZero(), scaled_g.setZero(), sums.setZero();
-    u.head(m_x.U.rows()) = m_x.U.col(of.p) * scale;
-    scaled_g.head(m_G.rows()) = g * inverse_scale;
+    T *u = workspace.take<T>(m_length), *g = workspace.take<T>(m_length), *sums = workspace.take<T>(m_length);
+    for (Index j = 0; j < m_length; ++j) {
+      u[j] = j < m_x.U.rows() ? m_x.U(j, of.p) * scale : T(0);
+      g[j] = j < m_G.rows() ? of.g[j * of.g_step] * inverse_scale : T(0);
+      sums[j] = 0;
+    }
     for (Index f = 0; f < m_r; f += W) {
       const Workspace::Scope features_scope(workspace);
-      add(
-          ColumnSignals<T>{
-              {m_x.A, f}, {m_x.B, f}, u.data(), scaled_g.data(), sums.data(), of.dA, of.dB, of.correlation},
-          workspace);
+      add(ColumnSignals<T>{{m_x.A, f}, {m_x.B, f}, u, g, sums, of.dA, of.dB, of.correlation}, workspace);
     }
-    du += sums.head(m_x.B.rows()) * scale;
+    for (Index j = 0; j < m_x.B.rows(); ++j) of.du[j * of.du_step] += sums[j] * scale;
   }
 
   void add_rows(const MatrixMap<T>& sums, Index i0, Index rows, MatrixRef<T>& d) const {

@@ -177,8 +177,8 @@ class FftEngine {
   void contract_column(const Factors<T>& x, const VectorMap<T>& scales, Index column, MatrixRef<T>& Y, Z* z,
                        Workspace& scratch) const {
     const ScaledColumn<T> u(x.U, column, scratch);
-    auto y = scratch.vector<T>(m_n_q);
-    y.setZero();
+    T* y = scratch.take<T>(m_n_q);
+    std::fill_n(y, m_n_q, T(0));
     for (Index f = 0; f < x.A.cols(); f += W) {
       const FeatureLanes<T> a(x.A, f), b(x.B, f);
       const Lanes scale = a.load(scales.data()), of_b = inverse<T>(scale), of_a = finite_lanes<T>(scale);
@@ -189,7 +189,7 @@ class FftEngine {
             if (i < n) y[i] += fft::sum_lanes<T>(a.row(i) * of_a * real_part(t, m_tree->twist() + 2 * i));
           });
     }
-    Y.col(column) = y * finite(u.scale);
+    for (Index i = 0; i < m_n_q; ++i) Y(i, column) = y[i] * finite(u.scale);
   }
 
   // gradients() for factors with one row for each slot

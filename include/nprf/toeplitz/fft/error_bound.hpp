@@ -4,13 +4,18 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstddef>
 #include <limits>
 #include <new>
 #include <numeric>
+#include <span>
 
+#include "nprf/core/power_of_two.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
+#include "nprf/fft/lanes.hpp"
 #include "nprf/toeplitz/engine.hpp"
 #include "nprf/toeplitz/factors.hpp"
 #include "nprf/toeplitz/fft/convolution_error.hpp"
@@ -43,21 +48,24 @@ namespace nprf::toeplitz {
 /// such as its largest |U_jp| ("sized").
 class SignalNorms {
  public:
-  using Row = Eigen::Map<Eigen::Array<double, 1, Eigen::Dynamic>>;  // (r)
+  using Row = VectorMap<double>;  // (r)
 
   /// For r features and no keys.
-  SignalNorms(Index r, Workspace& workspace) : m_ones(zeros(r, workspace)), m_sized(zeros(r, workspace)) {}
+  SignalNorms(Index r, Workspace& workspace)
+      : m_r(r), m_ones(workspace.take<NormSums>(r)), m_sized(workspace.take<NormSums>(r)) {
+    for (NormSums* sums : {m_ones, m_sized}) std::fill_n(sums, r, NormSums{});
+  }
 
   static Row row(Index r, Workspace& workspace) {
-    Row x(workspace.take<double>(r), r);
-    x.setZero();
-    return x;
+    double* x = workspace.take<double>(r);
+    std::fill_n(x, r, 0.0);
+    return {x, r};
   }
 
   /// Adds keys begin..end-1: factor(j) times row j of B (n,r), with size(j).
   template <Real T, class Factor, class Size>
   void add(const MatrixView<T>& B, Index begin, Index end, Factor&& factor, Size&& size) {
-    constexpr int columns = 4;  // whose sums stay in registers
+    constexpr Index columns = std::max<Index>(4, W);  // whose sums stay in registers
     const Index whole = B.cols() / columns * columns;
     for (Index r = 0; r < whole; r += columns) add_columns<columns>(B, r, begin, end, factor, size);
     for (Index r = whole; r < B.cols(); ++r) add_columns<1>(B, r, begin, end, factor, size);
@@ -65,80 +73,80 @@ class SignalNorms {
   }
   /// Adds the keys of `other`, with their entries of B multiplied by `factor`, but not their sizes.
   void add(const SignalNorms& other, double factor) {
-    m_ones.add(other.m_ones, factor);
-    m_sized.add(other.m_sized, factor);
+    for (Index r = 0; r < m_r; ++r) m_ones[r].add(other.m_ones[r], factor), m_sized[r].add(other.m_sized[r], factor);
     m_largest_size = std::max(m_largest_size, other.m_largest_size);
   }
 
-  /// The largest |B_jr| of each feature r (r), and the largest size of a key.
-  const Row& largest() const { return m_ones.max; }
+  /// The largest |B_jr| of feature r, and the largest size of a key.
+  double largest(Index r) const { return m_ones[r].max; }
   double largest_size() const { return m_largest_size; }
 
   /// fft_error_per_value(N) sum_r |x_r|_2 |z_r|_2 for the signals x_r of this object and z_r of `others`.
   /// correlate_ones: x_r with ones and z_r sized. correlate_sized: x_r sized and z_r with ones.
-  double correlate_ones(const SignalNorms& others, Index N) const { return m_ones.correlate(others.m_sized, N); }
-  double correlate_sized(const SignalNorms& others, Index N) const { return m_sized.correlate(others.m_ones, N); }
+  double correlate_ones(const SignalNorms& others, Index N) const { return correlate(m_ones, others.m_sized, N); }
+  double correlate_sized(const SignalNorms& others, Index N) const { return correlate(m_sized, others.m_ones, N); }
 
   /// sizes_r += factor * convolution_error() of the weights c and x_r, with ones or sized, by transforms of length N.
-  void add_ones(const NormSums& c, Index N, double factor, Row& sizes) const { m_ones.add_to(sizes, c, N, factor); }
-  void add_sized(const NormSums& c, Index N, double factor, Row& sizes) const { m_sized.add_to(sizes, c, N, factor); }
+  void add_ones(const NormSums& c, Index N, double factor, Row& sizes) const {
+    add_errors(m_ones, c, N, factor, sizes);
+  }
+  void add_sized(const NormSums& c, Index N, double factor, Row& sizes) const {
+    add_errors(m_sized, c, N, factor, sizes);
+  }
 
  private:
-  template <class Numbers>
-  struct Of {
-    Numbers one, square, max;  // |x_r|_1, the square of |x_r|_2, |x_r|_max
+  using Lanes = fft::Lanes<double>;
+  static constexpr Index W = fft::lane_count<double>;
 
-    template <class X>
-    void add(const X& x) {
+  // the sums of W features, in registers
+  struct Sums {
+    Lanes one{}, square{}, max{};
+
+    void add(const Lanes& x) {
       one += x;
-      square += x.square();
-      max = max.max(x);
+      square += x * x;
+      max = x > max ? x : max;
     }
-    void add(const Of& other, double factor) {
-      one += factor * other.one;
-      square += factor * factor * other.square;
-      max = max.max(factor * other.max);
-    }
-    // adds the sums of `columns` features from r on
-    template <int columns>
-    void add(const Of<Eigen::Array<double, 1, columns>>& some, Index r) {
-      one.template segment<columns>(r) += some.one;
-      square.template segment<columns>(r) += some.square;
-      auto all = max.template segment<columns>(r);
-      all = all.max(some.max);
-    }
-    Norms norms(Index r) const { return NormSums{one[r], square[r], max[r]}.norms(); }
-
-    double correlate(const Of& x, Index N) const {
-      double sum = 0;
-      for (Index r = 0; r < one.size(); ++r) sum += norms(r).two * x.norms(r).two;
-      return fft_error_per_value(static_cast<double>(N)) * sum;
-    }
-    void add_to(Row& sizes, const NormSums& weights, Index N, double factor) const {
-      const Norms c = weights.norms();
-      const double per_value = fft_error_per_value(static_cast<double>(N));
-      for (Index r = 0; r < sizes.size(); ++r) sizes[r] += factor * convolution_error(c, norms(r), per_value);
-    }
+    NormSums operator[](Index k) const { return {one[k], square[k], max[k]}; }
   };
 
-  static Of<Row> zeros(Index r, Workspace& workspace) {
-    return {row(r, workspace), row(r, workspace), row(r, workspace)};
+  double correlate(const NormSums* x, const NormSums* z, Index N) const {
+    double sum = 0;
+    for (Index r = 0; r < m_r; ++r) sum += x[r].norms().two * z[r].norms().two;
+    return fft_error_per_value(static_cast<double>(N)) * sum;
+  }
+  void add_errors(const NormSums* x, const NormSums& weights, Index N, double factor, Row& sizes) const {
+    const Norms c = weights.norms();
+    const double per_value = fft_error_per_value(static_cast<double>(N));
+    for (Index r = 0; r < m_r; ++r) sizes[r] += factor * convolution_error(c, x[r].norms(), per_value);
   }
 
-  template <int columns, Real T, class Factor, class Size>
+  // adds the keys to the sums of `columns` features from r on
+  template <Index columns, Real T, class Factor, class Size>
   void add_columns(const MatrixView<T>& B, Index r, Index begin, Index end, Factor&& factor, Size&& size) {
-    using Some = Eigen::Array<double, 1, columns>;
-    Of<Some> ones{Some::Zero(), Some::Zero(), Some::Zero()}, sized = ones;
+    constexpr Index packs = (columns + W - 1) / W, lanes = std::min(columns, W);
+    Sums ones[packs], sized[packs];
     for (Index j = begin; j < end; ++j) {
-      const Some b = B.row(j).template segment<columns>(r).array().abs().template cast<double>() * factor(j);
-      ones.add(b);
-      sized.add(Some(size(j) * b));
+      const T* x = B.data() + j * B.outerStride() + r;
+      const double by = factor(j), u = size(j);
+      NPRF_UNROLL
+      for (Index pack = 0; pack < packs; ++pack) {
+        Lanes b{};
+        NPRF_UNROLL
+        for (Index k = 0; k < lanes; ++k) b[k] = static_cast<double>(std::abs(x[pack * W + k]));
+        b *= by;
+        ones[pack].add(b);
+        sized[pack].add(b * u);
+      }
     }
-    m_ones.add(ones, r);
-    m_sized.add(sized, r);
+    for (Index k = 0; k < columns; ++k) {
+      m_ones[r + k].add(ones[k / W][k % W]);
+      m_sized[r + k].add(sized[k / W][k % W]);
+    }
   }
 
-  Of<Row> m_ones, m_sized;
+  Index m_r;
+  NormSums *m_ones, *m_sized;  // (r)
   double m_largest_size = 0;
 };
 
@@ -147,31 +155,58 @@ class SignalNorms {
 struct SignalScale {
   template <Real T>
   SignalScale(const MatrixView<T>& B_, const T* sizes)
-      : B(B_.size() > 0 ? of(B_.cwiseAbs().maxCoeff()) : 1.0),
-        size(B_.rows() > 0 ? of(*std::max_element(sizes, sizes + B_.rows())) : 1.0) {}
+      : B(of(largest(B_))), size(B_.rows() > 0 ? of(*std::max_element(sizes, sizes + B_.rows())) : 1.0) {}
 
   double B, size;
 
  private:
   static double of(double largest) { return largest > 0 ? std::max(largest, 0x1p-1000) : 1; }
+
+  template <Real T>
+  static T largest(const MatrixView<T>& x) {
+    T most = 0;
+    for (Index i = 0; i < x.rows(); ++i) most = std::max(most, largest_magnitude(row_of(x, i)));
+    return most;
+  }
 };
+
+namespace detail {
+
+// the sum of term(r) for r < n, in independent sums: in a single sum each addition would wait for the one before it
+template <class Term>
+double sum_of(Index n, Term&& term) {
+  constexpr Index parts = 8;
+  std::array<double, parts> sums{};
+  const Index whole = n / parts * parts;
+  for (Index r = 0; r < whole; r += parts)
+    for (Index part = 0; part < parts; ++part) sums[static_cast<std::size_t>(part)] += term(r + part);
+  for (Index r = whole; r < n; ++r) sums[0] += term(r);
+  return std::accumulate(sums.begin(), sums.end(), 0.0);
+}
+
+// |x|_2, also if squares overflow or underflow
+template <Real T>
+double norm(std::span<const T> x) {
+  const double largest = static_cast<double>(largest_magnitude(x)),
+               scale = largest > 0 ? power_of_two_scale(largest) : 1;
+  return scale * std::sqrt(sum_of(static_cast<Index>(x.size()), [x = x.data(), factor = 1 / scale](Index r) {
+           const double each = factor * static_cast<double>(x[r]);
+           return each * each;
+         }));
+}
+
+}  // namespace detail
 
 /// The error bound eps sum_r |a_r| sizes_r of a row a (r) of A, where sizes_r are the e_r above, or other estimates in
 /// units of eps. If `by_norms`, it is eps |a|_2 |sizes|_2 instead (RowErrorBounds).
-template <Real T, class RowA>
-double row_error_bound(const RowA& a, const SignalNorms::Row& sizes, bool by_norms = false) {
+template <Real T>
+double row_error_bound(std::span<const T> a, const SignalNorms::Row& sizes, bool by_norms = false) {
   const double eps = static_cast<double>(std::numeric_limits<T>::epsilon());
-  if (by_norms) return eps * static_cast<double>(a.stableNorm()) * sizes.matrix().stableNorm();
-  constexpr Index parts = 8;  // independent sums: in a single sum each addition would wait for the one before it
-  std::array<double, parts> sums{};
-  const Index whole = a.size() / parts * parts;
-  const auto term = [x = a.data(), size = sizes.data()](Index r) {
-    return std::abs(static_cast<double>(x[r])) * size[r];
-  };
-  for (Index r = 0; r < whole; r += parts)
-    for (Index part = 0; part < parts; ++part) sums[static_cast<std::size_t>(part)] += term(r + part);
-  for (Index r = whole; r < a.size(); ++r) sums[0] += term(r);
-  return eps * std::accumulate(sums.begin(), sums.end(), 0.0);
+  const std::span<const double> of(sizes.data(), a.size());
+  if (by_norms) return eps * detail::norm(a) * detail::norm(of);
+  return eps * detail::sum_of(sizes.size(), [x = a.data(), size = sizes.data()](Index r) {
+           return std::abs(static_cast<double>(x[r])) * size[r];
+         });
 }
 
 /// Bounds of the errors of Y from underflow. of_row() is relative to the largest |u|, and of_signals() to the product
@@ -223,15 +258,16 @@ void fft_row_error_bounds(const NormSums& c, Index N, const Factors<T>& x, const
   all.add_sized(c, N, 1, Y);
   all.add_ones(c, N, 1, sums);
   const double underflow = Underflow<T>::of_signals(N);
-  Y += underflow * all.largest_size() * all.largest();
-  sums += underflow * all.largest();
-  Y *= scale.B * scale.size;
-  sums *= scale.B;
+  for (Index k = 0; k < r; ++k) {
+    const double signal = underflow * all.largest(k);
+    Y[k] = (Y[k] + all.largest_size() * signal) * (scale.B * scale.size);
+    sums[k] = (sums[k] + signal) * scale.B;
+  }
   const double underflow_sums = Underflow<T>::of_row(r), underflow_Y = all.largest_size() * scale.size * underflow_sums;
   team.run_tiles(x.A.rows(), [&](Index i0, Index rows, Workspace&) {
     for (Index i = i0; i < i0 + rows; ++i) {
-      bounds.Y[i] = row_error_bound<T>(x.A.row(i), Y, bounds.by_norms) + underflow_Y;
-      bounds.sums[i] = row_error_bound<T>(x.A.row(i), sums, bounds.by_norms) + underflow_sums;
+      bounds.Y[i] = row_error_bound(row_of(x.A, i), Y, bounds.by_norms) + underflow_Y;
+      bounds.sums[i] = row_error_bound(row_of(x.A, i), sums, bounds.by_norms) + underflow_sums;
     }
   });
 }
@@ -258,12 +294,11 @@ void fft_gradient_error_bounds(const NormSums& c, Index N, const Factors<T>& x, 
   SignalNorms::Row ones = SignalNorms::row(r, workspace), sized = SignalNorms::row(r, workspace);
   w.add_ones(c, N, 1, ones);
   w.add_sized(c, N, 1, sized);
-  ones *= of_A.B;
-  sized *= of_A.B * of_A.size;
+  for (Index k = 0; k < r; ++k) ones[k] *= of_A.B, sized[k] *= of_A.B * of_A.size;
   team.run_tiles(x.B.rows(), [&](Index j0, Index rows, Workspace&) {
     for (Index j = j0; j < j0 + rows; ++j) {
-      bounds.keys[j] = row_error_bound<T>(x.B.row(j), ones, bounds.by_norms);
-      bounds.key_sizes[j] = row_error_bound<T>(x.B.row(j), sized, bounds.by_norms);
+      bounds.keys[j] = row_error_bound(row_of(x.B, j), ones, bounds.by_norms);
+      bounds.key_sizes[j] = row_error_bound(row_of(x.B, j), sized, bounds.by_norms);
     }
   });
   if (bounds.num_lags == 0) return;

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "nprf/core/pack.hpp"
 #include "nprf/core/power_of_two.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"
@@ -33,7 +35,12 @@ T finite(T scale) {
 template <Real T>
 void column_scales(const MatrixView<T>& X, VectorMap<T>& scales) {
   scales.setZero();
-  for (Index i = 0; i < X.rows(); ++i) scales = scales.cwiseMax(X.row(i).transpose().cwiseAbs());
+  using P = Pack<T>;
+  for (Index i = 0; i < X.rows(); ++i) {
+    const T* x = row_of(X, i).data();
+    for (Index r = 0; r < X.cols(); r += P::size)
+      larger(P::load(&scales[r], X.cols() - r), abs(P::load(x + r, X.cols() - r))).store(&scales[r], X.cols() - r);
+  }
   for (Index r = 0; r < scales.size(); ++r) scales[r] = power_of_two_scale(scales[r]);
 }
 
@@ -50,9 +57,9 @@ MatrixView<T> in_slots(const MatrixView<T>& X, const Slots& slots, const SlotRow
   if (slots.count == rows.count) return X;
   auto all = team.workspace().matrix<T>(rows.count, X.cols());
   team.run_tiles(rows.count, [&](Index s0, Index size, Workspace&) {
-    all.middleRows(s0, size).setZero();
+    std::fill_n(all.data() + s0 * X.cols(), size * X.cols(), T(0));
     for (Index i = slots.below(s0 - rows.first), end = slots.below(s0 + size - rows.first); i < end; ++i)
-      all.row(rows.first + slots[i]) = X.row(i);
+      std::ranges::copy(row_of(X, i), writable_row(all, rows.first + slots[i]).data());
   });
   return all;
 }
@@ -68,7 +75,7 @@ Factors<T> in_slots(const Factors<T>& x, const SlotRows& queries, const SlotRows
 template <Real T>
 void from_slots(const MatrixMap<T>& all, const Slots& slots, MatrixRef<T> X, const Team& team, Index first = 0) {
   team.run_tiles(slots.count, [&](Index i0, Index rows, Workspace&) {
-    for (Index i = i0; i < i0 + rows; ++i) X.row(i) = all.row(first + slots[i]);
+    for (Index i = i0; i < i0 + rows; ++i) std::ranges::copy(row_of(all, first + slots[i]), writable_row(X, i).data());
   });
 }
 
@@ -88,7 +95,7 @@ struct ColumnLanes {
   /// For columns p0, p0 + 1, ... of X: read() copies them to the lanes, write() copies the lanes to them, and add_to()
   /// adds the lanes to them.
   void read(const MatrixView<T>& X, Index p0) {
-    for (Index i = 0; i < rows; ++i) values[i] = fft::load_lanes(X.row(i).data() + p0, width);
+    for (Index i = 0; i < rows; ++i) values[i] = fft::load_lanes(row_of(X, i).data() + p0, width);
     std::fill(values + rows, values + length, Lanes{});
   }
   void write(MatrixRef<T>& X, Index p0) const {
@@ -213,9 +220,10 @@ class FeatureColumns {
 /// A column, divided by its power-of-two scale.
 template <Real T>
 struct ScaledColumn {
-  ScaledColumn(const MatrixView<T>& X, Index column, Workspace& scratch)
-      : scale(power_of_two_scale(X.rows() > 0 ? X.col(column).cwiseAbs().maxCoeff() : T(0))),
-        values(scratch.take<T>(X.rows())) {
+  ScaledColumn(const MatrixView<T>& X, Index column, Workspace& scratch) : values(scratch.take<T>(X.rows())) {
+    T largest = 0;
+    for (Index j = 0; j < X.rows(); ++j) largest = std::max(largest, std::abs(X(j, column)));
+    scale = power_of_two_scale(largest);
     for (Index j = 0; j < X.rows(); ++j) values[j] = X(j, column) * finite(1 / scale);
   }
   T scale;

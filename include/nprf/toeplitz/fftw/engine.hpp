@@ -70,12 +70,12 @@ class FftwEngine : public FftEngine<T> {
     });
     team.run(Y.cols(), [&](Index p, Workspace& scratch) {
       const ScaledColumn<T> u(x.U, p, scratch);
-      auto y = scratch.template vector<T>(m_n_q);
-      y.setZero();
+      T* y = scratch.template take<T>(m_n_q);
+      std::fill_n(y, m_n_q, T(0));
       T* signal = scratch.template take<T>(m_plan->length());
       auto* bins = scratch.template take<Complex>(m_plan->bins());
-      for (Index k = 0; k < r; ++k) add(b[k], u.values, a[k], y.data(), signal, bins);
-      all.col(p) = y * finite(u.scale);
+      for (Index k = 0; k < r; ++k) add(b[k], u.values, a[k], y, signal, bins);
+      for (Index i = 0; i < m_n_q; ++i) all(i, p) = y[i] * finite(u.scale);
     });
     from_slots(all, of.queries.slots, Y, team);
   }

@@ -8,6 +8,7 @@
 
 #include "nprf/core/pack.hpp"
 #include "nprf/core/row_quotient.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/toeplitz/factors.hpp"
@@ -114,8 +115,8 @@ class CheckedGradients {
          dA = workspace.template matrix<T>(n_q, 1), dB = workspace.template matrix<T>(n_k, 1),
          dU = workspace.template matrix<T>(n_k, 1);
     auto dc = workspace.template vector<T>(m_product.num_lags());
-    a = m_x.A.rowwise().norm();
-    b = m_x.B.rowwise().norm();
+    for (Index i = 0; i < n_q; ++i) a(i, 0) = std::sqrt(squared_norm(row_of(m_x.A, i)));
+    for (Index j = 0; j < n_k; ++j) b(j, 0) = std::sqrt(squared_norm(row_of(m_x.B, j)));
     ones.setOnes();
     zeros.setZero();
     const MatrixView<T> A = a, B = b, U = ones;
@@ -134,7 +135,7 @@ class CheckedGradients {
                            workspace.template take<T>(n_k)};
     m_team.run_tiles(n_k, [&](Index j0, Index rows, Workspace&) {
       for (Index j = j0; j < j0 + rows; ++j) {
-        const T* v = m_x.U.row(j).data();
+        const T* v = row_of(m_x.U, j).data();
         P one = P::all(0), square = P::all(0), max = P::all(0);
         for (Index p = 0; p < values; p += P::size) {
           const P size = abs(P::load(v + p, values - p));
@@ -157,7 +158,8 @@ class CheckedGradients {
                                 !m_by.all_positive};
     m_product.row_error_bounds(m_x, sizes, bounds, m_team);
     return flagged(n_q, checks, [&](Index i) {
-      const double of_values = static_cast<double>(m_G.row(i).head(values).cwiseAbs().sum());
+      double of_values = 0;
+      for (Index p = 0; p < values; ++p) of_values += static_cast<double>(std::abs(m_G(i, p)));
       const double of_ones = std::abs(static_cast<double>(m_G(i, values)));
       return over(std::sqrt(2.0) * (of_values * bounds.Y[i] + of_ones * bounds.sums[i]),
                   static_cast<double>(m_by.rows[i]) * static_cast<double>(m_by.sizes[i]));

@@ -10,6 +10,7 @@
 
 #include "nprf/core/block_product.hpp"
 #include "nprf/core/lag_weights.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"
@@ -131,8 +132,8 @@ class RecomputedGradients {
       const Index lag = numbers[static_cast<std::size_t>(at)];
       double sum = 0;
       for_each_pair(lag, [&](Index i, Index j) {
-        sum += static_cast<double>(m_x.A.row(i).dot(m_x.B.row(j))) * static_cast<double>(m_G.row(i).dot(m_x.U.row(j))) *
-               static_cast<double>(m_weights.factor(i, j));
+        sum += static_cast<double>(dot(row_of(m_x.A, i), row_of(m_x.B, j))) *
+               static_cast<double>(dot(row_of(m_G, i), row_of(m_x.U, j))) * static_cast<double>(m_weights.factor(i, j));
       });
       m_out.dc[lag - first] = static_cast<T>(sum);
     });
@@ -155,7 +156,11 @@ class RecomputedGradients {
                 pairs.C[j] == T(0) ? T(0) : pairs.S[j] * pairs.P[j] * pairs.C[j];
         });
     for (Index l = 0; l < lags; ++l)
-      if (const T c = m_weights.at_lag(first + l); c > T(0)) m_out.dc[l] = c_dc.col(l).sum() / c;
+      if (const T c = m_weights.at_lag(first + l); c > T(0)) {
+        T sum = 0;
+        for (Index block = 0; block < c_dc.rows(); ++block) sum += c_dc(block, l);
+        m_out.dc[l] = sum / c;
+      }
   }
 
   /// Calls use(i, j) for each query and key at this lag.
@@ -178,10 +183,10 @@ class RecomputedGradients {
     Workspace& workspace = m_team.workspace();
     const Workspace::Scope scope(workspace);
     auto A = workspace.template matrix<T>(count, x.A.cols()), Y = workspace.template matrix<T>(count, x.U.cols());
-    for (Index k = 0; k < count; ++k) A.row(k) = x.A.row(number(k));
+    for (Index k = 0; k < count; ++k) std::ranges::copy(row_of(x.A, number(k)), writable_row(A, k).data());
     const Factors<T> selected = Factors<T>::without_gaps(A, x.B, x.U);
     TiledProduct<T>(selected, weights).contract(Y, m_team, nullptr);
-    for (Index k = 0; k < count; ++k) out.row(number(k)) = Y.row(k);
+    for (Index k = 0; k < count; ++k) std::ranges::copy(row_of(Y, k), writable_row(out, number(k)).data());
   }
 
   const PairWeights<T>& m_weights;
