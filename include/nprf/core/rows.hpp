@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <span>
+#include <type_traits>
 
 #include "nprf/core/types.hpp"
 
@@ -57,6 +58,12 @@ T largest_magnitude(std::span<const T> x) {
 template <class T>
 bool is_finite(std::span<const T> x) {
   return (detail::vector_of(x) - detail::vector_of(x)).sum() == 0;
+}
+
+/// x.y of rows of the same length, with products and sums in double.
+template <class T>
+double dot_in_double(std::span<const T> x, std::span<const T> y) {
+  return detail::vector_of(x).template cast<double>().dot(detail::vector_of(y).template cast<double>());
 }
 
 /// y += c x.
@@ -127,10 +134,22 @@ Matrix<T> transposed_product(const Matrix<T>& a, const Matrix<T>& b) {
   return c;
 }
 
-/// y = c x.
+/// |x|.
 template <class T>
-void set_scaled(std::span<T> y, T c, std::span<const T> x) {
+T norm(std::span<const T> x) {
+  return detail::vector_of(x).norm();
+}
+
+/// y = c x. y may be x.
+template <class T>
+void set_scaled(std::span<T> y, T c, std::type_identity_t<std::span<const T>> x) {
   detail::vector_of(y) = c * detail::vector_of(x);
+}
+
+/// y = x / c. y may be x.
+template <class T>
+void set_quotient(std::span<T> y, std::type_identity_t<std::span<const T>> x, T c) {
+  detail::vector_of(y) = detail::vector_of(x) / c;
 }
 
 }  // namespace nprf

@@ -242,7 +242,8 @@ void Decoder<T>::Implementation::run_states(const Task& task, const NewTokens<T>
     }
   }
   if (end < tokens.q.tokens) return;
-  for (Index h = head; h < head + heads; ++h) tokens.y(b, h).bottomRows(end - length).setZero();
+  for (Index h = head; h < head + heads; ++h)
+    for (Index t = length; t < end; ++t) std::fill_n(token_of(tokens.y, b, h, t), tokens.y.channels, T(0));
 }
 
 // takes back the tokens of the call; a sequence that cannot take them back is reset

@@ -133,13 +133,8 @@ class FarWindow {
   /// Allocates memory for windows of `size` queries, and keeps its contents. Throws std::bad_alloc, and then changes
   /// nothing.
   void reserve(const FarSignals<T>& signals, Index size) {
-    const Index needed = size * signals.registers() * W;
-    if (m_rows.size() < needed) {
-      Vector<T> rows = Vector<T>::Zero(needed);
-      std::copy_n(m_rows.data(), m_rows.size(), rows.data());
-      if (m_errors.size() == 0) m_errors = Vector<double>::Zero(2 * signals.r);
-      m_rows = std::move(rows);
-    }
+    enlarge(m_errors, 2 * signals.r);
+    enlarge(m_rows, size * signals.registers() * W);
   }
   std::size_t bytes() const {
     return static_cast<std::size_t>(m_rows.size()) * sizeof(T) +
@@ -192,7 +187,7 @@ class FarWindow {
     if (m_log_unit == minus_infinity) m_log_unit = 0;  // all keys are non-finite, and have no weight
     const T scale = power_of_two_scale(m_largest_value);
     m_value_scale = std::isfinite(scale) ? scale : T(1);
-    m_errors.head(2 * signals.r).setZero();
+    std::fill_n(m_errors.data(), 2 * signals.r, 0.0);
   }
 
   // a block of `size` tokens, of which begin..size-1 exist. Token j is in slot j + shift of the ring, or from token
@@ -266,18 +261,14 @@ class FarWindow {
   // times the factors of their tokens
   void add_errors(const Kernels& kernels, const FarSignals<T>& signals, const TokenRing<T>& ring, Index at, Index k,
                   const Block& block, const T* x) {
-    using Array = Eigen::Array<double, W, 1>;
-    struct Sums {
-      Array one = Array::Zero(), square = Array::Zero(), max = Array::Zero();
-
-      void add(const Array& sizes) { one += sizes, square += sizes.square(), max = max.max(sizes); }
-      toeplitz::Norms norms(Index l) const { return toeplitz::NormSums{one[l], square[l], max[l]}.norms(); }
-    } ones, sized;
+    toeplitz::NormSums ones[W], sized[W];
     const double to_size = 1 / static_cast<double>(m_value_scale);
     for (Index j = block.begin; j < block.size; ++j) {
-      const Array sizes = Eigen::Map<const Eigen::Array<T, W, 1>>(x + j * W).abs().template cast<double>();
-      ones.add(sizes);
-      sized.add(to_size * static_cast<double>(ring.largest_values()[block.slot(j)]) * sizes);
+      const double size = to_size * static_cast<double>(ring.largest_values()[block.slot(j)]);
+      for (Index l = 0; l < W; ++l) {
+        const double each = static_cast<double>(x[j * W + l]);
+        ones[l].add(each), sized[l].add(size * each);
+      }
     }
     const Index N = 4 * kernels.size();
     const double per_value = toeplitz::fft_error_per_value(static_cast<double>(N)),
@@ -285,8 +276,8 @@ class FarWindow {
     const toeplitz::Norms c = kernels.norms(k).norms();
     for (Index l = 0; l < W && at * W + l < signals.r; ++l) {
       double* errors = m_errors.data() + 2 * (at * W + l);
-      errors[0] += toeplitz::convolution_error(c, ones.norms(l), per_value) + underflow;
-      errors[1] += toeplitz::convolution_error(c, sized.norms(l), per_value) + underflow;
+      errors[0] += toeplitz::convolution_error(c, ones[l].norms(), per_value) + underflow;
+      errors[1] += toeplitz::convolution_error(c, sized[l].norms(), per_value) + underflow;
     }
   }
 

@@ -5,10 +5,12 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <span>
 
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/scaling/value_scaling.hpp"
 #include "nprf/core/pack.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/core/workspace.hpp"
 #include "nprf/decoder/model.hpp"
@@ -93,7 +95,7 @@ class HeadState {
       std::fill_n(key.phi, r, T(0));
       token.log_scale = -infinity;
     }
-    if (!model.is_positive()) token.norm = Eigen::Map<const Vector<T>>(key.phi, r).norm();
+    if (!model.is_positive()) token.norm = norm(std::span<const T>(key.phi, static_cast<std::size_t>(r)));
     m_all_finite = m_all_finite && token.has_finite_key && token.has_finite_value;
     m_ring.put(m_tokens++, token, key.normalized);
     m_most_tokens = std::max(m_most_tokens, m_tokens);

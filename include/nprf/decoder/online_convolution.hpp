@@ -55,11 +55,7 @@ class OnlineConvolution {
     if (!model.plan.any() || tokens <= model.plan.begin_of_work(model.plan.after(0), 0)) return;
     const Index size = model.plan.after(tokens).size;
     m_present.reserve(model.signals, size), m_next.reserve(model.signals, size);
-    if (const Index needed = 4 * size * fft::lane_count<T>; m_sums.size() < needed) {
-      Vector<T> sums = Vector<T>::Zero(needed);
-      std::copy_n(m_sums.data(), m_sums.size(), sums.data());
-      m_sums = std::move(sums);
-    }
+    enlarge(m_sums, 4 * size * fft::lane_count<T>);
   }
 
   /// Completes the window of the last of `tokens` tokens, and computes the part of the next window that is due.

@@ -5,12 +5,14 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <span>
 
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/scaling/value_scaling.hpp"
 #include "nprf/core/long_sums.hpp"
 #include "nprf/core/pack.hpp"
 #include "nprf/core/row_quotient.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/core/workspace.hpp"
 #include "nprf/decoder/exact_keys.hpp"
@@ -143,7 +145,9 @@ class StepRow {
     return m_far_error;
   }
 
-  T norm_of_features() const { return Eigen::Map<const Vector<T>>(m_A, m_model.features.map().output_dim()).norm(); }
+  T norm_of_features() const {
+    return norm(std::span<const T>(m_A, static_cast<std::size_t>(m_model.features.map().output_dim())));
+  }
 
   // adds the exact pairs, whose weights are exp(q.k + b - log_factor)
   void sum_exact() {

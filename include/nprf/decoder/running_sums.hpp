@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <limits>
 #include <span>
+#include <utility>
 
 #include "nprf/core/compensated_sum.hpp"
 #include "nprf/core/pack.hpp"
@@ -27,6 +28,16 @@ void for_each_columns(Index packs, Use&& use) {
   for (; first + 8 <= packs; first += 8) use.template operator()<8>(first);
   for (; first + 4 <= packs; first += 4) use.template operator()<4>(first);
   for (; first < packs; ++first) use.template operator()<1>(first);
+}
+
+/// Enlarges x to `size` entries if it has fewer. It keeps its entries, and the new ones are zero. If the allocation
+/// throws, x is left as it is.
+template <class T>
+void enlarge(Vector<T>& x, Index size) {
+  if (x.size() >= size) return;
+  Vector<T> larger(size);
+  std::fill(std::copy_n(x.data(), x.size(), larger.data()), larger.data() + size, T(0));
+  x = std::move(larger);
 }
 
 /// One token of a state.

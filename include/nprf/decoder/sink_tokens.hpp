@@ -28,11 +28,10 @@ class SinkTokens {
     if (needed <= old) return;
     SinkTokens larger = *this;
     const Index size = std::min(m_sinks, std::max(2 * old, needed));
-    larger.m_keys.conservativeResize(size * m_d);
-    larger.m_values.conservativeResize(size * m_stride);
-    larger.m_values.tail((size - old) * m_stride).setZero();
-    larger.m_largest_values.conservativeResize(size);
-    larger.m_finite_values.conservativeResize(size);
+    enlarge(larger.m_keys, size * m_d);
+    enlarge(larger.m_values, size * m_stride);
+    enlarge(larger.m_largest_values, size);
+    enlarge(larger.m_finite_values, size);
     *this = std::move(larger);
   }
 

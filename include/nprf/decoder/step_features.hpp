@@ -3,9 +3,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <limits>
+#include <span>
 
 #include "nprf/attention/batch/head.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/decoder/running_sums.hpp"
@@ -82,15 +85,16 @@ class StepFeatures {
   /// The norm of a normalised row, or a bound of it.
   double norm(const T* normalized) const {
     if (normalization().is_unit()) return normalization().radius();
-    return std::sqrt(Eigen::Map<const Vector<T>>(normalized, map().input_dim()).template cast<double>().squaredNorm());
+    const std::span<const T> x(normalized, static_cast<std::size_t>(map().input_dim()));
+    return std::sqrt(dot_in_double(x, x));
   }
 
  private:
   void normalize(const FeatureRows<T>& rows, Index n, Workspace& scratch) const {
     Eigen::Map<Matrix<T>> x(rows.normalized, n, rows.d);
     auto scale = scratch.vector<T>(n);
-    const LiftedRows<T> lifted = m_head.normalize(x, scale, Team(scratch));
-    for (Index i = 0; i < n; ++i) x.row(i) = scale[i] * lifted.rows().row(i);
+    const MatrixView<T> lifted = m_head.normalize(x, scale, Team(scratch)).rows();
+    for (Index i = 0; i < n; ++i) set_scaled(writable_row(x, i), scale[i], row_of(lifted, i));
   }
 
   // sets phi and the log-factors of the rows first..first+count-1

@@ -49,11 +49,7 @@ class TokenRing {
     if (used_slots(tokens) <= m_slots) return;
     const Index slots = std::min(m_capacity, std::max(2 * m_slots, used_slots(tokens)));
     TokenRing larger = *this;
-    for_each_array(larger, [&](auto& x, Index each) {
-      const Index old = x.size();
-      x.conservativeResize(slots * each);
-      x.tail(x.size() - old).setZero();
-    });
+    for_each_array(larger, [&](auto& x, Index each) { enlarge(x, slots * each); });
     larger.m_slots = slots;
     *this = std::move(larger);
   }

@@ -34,7 +34,7 @@ template <class Bias>
 double forward(const Row& x, const Bias& b, Matrix<double>& y) {
   Workspace workspace;
   y.resize(1, x.v.cols());
-  return DoubleRow<double>(x.a, x.B, x.v, biases(x, b, workspace)).forward(y, workspace);
+  return DoubleRow<double>(row_of(x.a, 0), x.B, x.v, biases(x, b, workspace)).forward(writable_row(y, 0), workspace);
 }
 
 }  // namespace
@@ -95,8 +95,8 @@ TEST_CASE("gradients of a row in double are central differences, and are added",
     Matrix<double> db = Matrix<double>::Constant(9, 1, 7);
     Workspace workspace;
     const double factor = 4;  // of all gradients but da
-    DoubleRow<double>(x.a, x.B, x.v, biases(x, b, workspace))
-        .backward(y, dy, {factor, da, dB, dU, db.data()}, workspace);
+    DoubleRow<double>(row_of(x.a, 0), x.B, x.v, biases(x, b, workspace))
+        .backward(row_of(y, 0), row_of(dy, 0), {factor, writable_row(da, 0), dB, dU, db.data()}, workspace);
     // 5000 + h with h = 1e-5 has a relative rounding error of 1e-7 in h
     const double tolerance = shift == 0 ? 1e-6 : 1e-4;
     Row moved = x;

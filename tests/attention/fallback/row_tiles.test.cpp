@@ -88,7 +88,7 @@ TEMPLATE_TEST_CASE("rows by tiles are rows one by one", "[attention]", NPRF_TEST
     for (Index k = 0; k < rows.count(); ++k) {
       Matrix<T> y(1, p);
       const auto b = f.biases(some[static_cast<std::size_t>(k)], workspace);
-      DoubleRow<T>(A.middleRows(k, 1), f.B, f.v, b).forward(y, workspace);
+      DoubleRow<T>(row_of(A, k), f.B, f.v, b).forward(writable_row(y, 0), workspace);
       CHECK(worst_ratio(N.row(k) / D[k], y.row(0), 50 * epsilon<T> * f.v.cwiseAbs().maxCoeff()) <= 1);
     }
   }
@@ -173,8 +173,8 @@ TEST_CASE("gradients by tiles are those of rows one by one", "[attention]") {
     const Matrix<double> y = N.row(k) / D[k];
     G.row(k) << dy.row(k) / D[k], -dy.row(k).dot(y.row(0)) / D[k];
     auto db_row = workspace.vector<double>(n_k);
-    DoubleRow<double>(A.middleRows(k, 1), f.B, f.v, f.biases(i, workspace))
-        .backward(y, dy.middleRows(k, 1), {1, dA_one.middleRows(k, 1), dB_one, dU_one, db_row.data()}, workspace);
+    DoubleRow<double>(row_of(A, k), f.B, f.v, f.biases(i, workspace))
+        .backward(row_of(y, 0), row_of(dy, k), {1, writable_row(dA_one, k), dB_one, dU_one, db_row.data()}, workspace);
     for (Index j = 0; j < n_k; ++j) db_one[static_cast<std::size_t>(j - i + n_q - 1)] += db_row[j];
   }
   tiles.gradients(A, f.B, U, G, {dA, dB, dU, {db, {}}});

@@ -49,11 +49,7 @@ TEMPLATE_TEST_CASE("the lossless scale is 1 if the ratio of values is too large"
   using T = TestType;
   using Limits = std::numeric_limits<T>;
   const T least = Limits::min() / Limits::epsilon();
-  const auto scale = [](std::initializer_list<T> sizes) {
-    Vector<T> x(static_cast<Index>(sizes.size()));
-    std::copy(sizes.begin(), sizes.end(), x.begin());
-    return lossless_scale<T>(x);
-  };
+  const auto scale = [](std::initializer_list<T> sizes) { return lossless_scale<T>({sizes.begin(), sizes.end()}); };
   CHECK(scale({}) == 1);
   CHECK(scale({0, 0}) == 1);
   CHECK(scale({0, 3, 100}) == 128);

@@ -18,6 +18,7 @@
 #include "nprf/attention/scaling/key_log_scales.hpp"
 #include "nprf/core/long_sums.hpp"
 #include "nprf/core/power_of_two.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/normalize/lifted_rows.hpp"
 #include "nprf/toeplitz/factors.hpp"
@@ -118,7 +119,8 @@ class BackwardPass {
         factors, rows.G, {rows.sizes, m_scaled.denominators(), m_head.features.is_positive(), m_tolerance},
         {m_dA, m_dB, m_dU, dc}, border, m_team);
     if (multiplies_log_scales) scale_by_log_scales<T>(m_dB, m_log_scales, m_dB, m_team);
-    m_dB.topRows(problem.sinks_of(m_keys)).setZero();  // the weights of sinks do not depend on features
+    // the weights of sinks do not depend on features
+    std::fill_n(m_dB.data(), problem.sinks_of(m_keys) * m_dB.cols(), T(0));
     // c = exp(b - max b): db = c dc
     for (Index l = 0; l < dc.size(); ++l)
       db.lags[static_cast<std::size_t>(l)] =
@@ -145,7 +147,11 @@ class BackwardPass {
     G = m_scaled.G();
     std::copy_n(m_scaled.sizes(), m_n_q, sizes.data());
     for (const std::vector<Index>* rows : {&m_saved.recomputed_rows, &m_saved.softmax_rows})
-      for (const Index i : *rows) A.row(i).setZero(), G.row(i).setZero(), sizes[i] = 0;
+      for (const Index i : *rows) {
+        std::ranges::fill(writable_row(A, i), T(0));
+        std::ranges::fill(writable_row(G, i), T(0));
+        sizes[i] = 0;
+      }
     return {A, G, sizes.data()};
   }
 
@@ -153,8 +159,8 @@ class BackwardPass {
     auto y = m_workspace.template matrix<T>(m_n_q, m_dy.cols()),
          dy = m_workspace.template matrix<T>(m_n_q, m_dy.cols());
     for (const Index i : m_saved.recomputed_rows) {
-      y.row(i) = m_saved.y.row(i) / m_scaled.value_scale();
-      dy.row(i) = m_dy.row(i) / m_scaled.dy_scale(i);
+      set_quotient(writable_row(y, i), row_of(m_saved.y, i), m_scaled.value_scale());
+      set_quotient(writable_row(dy, i), row_of(m_dy, i), m_scaled.dy_scale(i));
     }
     const toeplitz::Factors<T> factors{m_scaled.A(),         m_saved.B, m_scaled.U(),
                                        m_position.queries(), m_keys,    m_log_scales};
@@ -195,30 +201,31 @@ class BackwardPass {
     m_head.features.backward(m_saved.q, m_saved.A, m_dA, dq, m_team);
     if (has_exact_pairs()) dq += m_exact_dq;
     through_normalization(m_saved.q, m_saved.q_scale, m_scaled.exponents(), dq);
-    for (const Index i : m_saved.short_queries) dq.row(i) *= LiftedRows<T>::lift;
+    for (const Index i : m_saved.short_queries) scale(writable_row(dq, i), LiftedRows<T>::lift);
     m_head.features.backward_keys(m_saved.k, m_saved.B, m_dB, dk, m_team);
     if (has_exact_pairs()) dk += m_exact_dk;
     through_normalization(m_saved.k, m_saved.k_scale, nullptr, dk);
-    for (const Index j : m_saved.short_keys) dk.row(j) *= LiftedRows<T>::lift;
+    for (const Index j : m_saved.short_keys) scale(writable_row(dk, j), LiftedRows<T>::lift);
   }
 
   void write_key_gradients(const MatrixRef<T>& dk, SequenceGradients<T>& out) {
-    const Index d_v = m_dy.cols();
     if (has_gaps(out)) {
       out.dk.setZero();
       out.dv.setZero();
-      for (Index j = 0; j < m_n_k; ++j) {
-        out.dk.row(m_keys.token_index(j)) = dk.row(j);
-        out.dv.row(m_keys.token_index(j)) = m_dU.row(j).head(d_v) * m_scaled.dy_scale();
-      }
-    } else {
-      m_team.run_tiles(m_n_k, [&](Index j0, Index count, Workspace&) {
-        out.dv.middleRows(j0, count) = m_dU.block(j0, 0, count, d_v) * m_scaled.dy_scale();
-      });
+      for (Index j = 0; j < m_n_k; ++j)
+        std::ranges::copy(row_of(dk, j), writable_row(out.dk, m_keys.token_index(j)).begin());
     }
+    m_team.run_tiles(m_n_k, [&](Index j0, Index count, Workspace&) {
+      for (Index j = j0; j < j0 + count; ++j) {
+        const std::span<T> dv = writable_row(out.dv, m_keys.token_index(j));
+        set_scaled(dv, m_scaled.dy_scale(), row_of(m_dU, j).first(dv.size()));
+      }
+    });
     // a key that no query attends to has the gradient 0, even if it is non-finite
-    for (const Index j : m_saved.unattended_keys)
-      out.dk.row(m_keys.token_index(j)).setZero(), out.dv.row(m_keys.token_index(j)).setZero();
+    for (const Index j : m_saved.unattended_keys) {
+      std::ranges::fill(writable_row(out.dk, m_keys.token_index(j)), T(0));
+      std::ranges::fill(writable_row(out.dv, m_keys.token_index(j)), T(0));
+    }
   }
 
   // dx is the gradient by the normalised rows x; turns it into the gradient by the caller's rows. Also multiplies it by

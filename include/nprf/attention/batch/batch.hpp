@@ -75,14 +75,20 @@ class Batch {
   Head<T> head_of(const HeadModels<T>& heads, const Item& item) const {
     return {heads.feature_map(item.h), heads.options().normalization, &position_of(heads, item)};
   }
+  // `count` rows of a map
+  template <class Rows>
+  static Rows part_of(Rows x, Index first, Index count) {
+    return {x.data() + first * x.outerStride(), count, x.cols(), Eigen::OuterStride<>(x.outerStride())};
+  }
   // the inputs of segment x of a head of sequence b; q, k and v have all rows of the head
-  static SequenceInputs<T> inputs_of(const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v,
-                                     const Segment& x, Index b, const CallOptions& call) {
+  template <class Rows>
+  static SequenceInputs<T> inputs_of(const Rows& q, const Rows& k, const Rows& v, const Segment& x, Index b,
+                                     const CallOptions& call) {
     const Index n_k = k.rows(), end = call.lengths.empty() ? n_k : call.lengths[static_cast<std::size_t>(b)];
     const auto first = static_cast<std::size_t>(b * n_k + x.k_begin), count = static_cast<std::size_t>(x.n_k);
-    return {.q = q.middleRows(x.q_begin, x.n_q),
-            .k = k.middleRows(x.k_begin, x.n_k),
-            .v = v.middleRows(x.k_begin, x.n_k),
+    return {.q = part_of(q, x.q_begin, x.n_q),
+            .k = part_of(k, x.k_begin, x.n_k),
+            .v = part_of(v, x.k_begin, x.n_k),
             .mask = call.key_mask.empty() ? std::span<const bool>() : call.key_mask.subspan(first, count),
             .length = std::min(x.n_k, end),
             .compared_rows = call.softmax_samples,
@@ -231,8 +237,7 @@ void Batch<T>::forward(const HeadModels<T>& heads, const HeadsView<const T>& q, 
     const Head<T> head = head_of(heads, item);
     const auto at = static_cast<std::size_t>(index);
     SavedSequence<T>* one = saved ? &saved->m_sequences[at] : nullptr;
-    m_differences[at] =
-        ForwardPass<T>(head, inputs, y(b, h).middleRows(x.q_begin, x.n_q), one, part).run(m_reports[at]);
+    m_differences[at] = ForwardPass<T>(head, inputs, part_of(y(b, h), x.q_begin, x.n_q), one, part).run(m_reports[at]);
   });
   if (call.report) *call.report = report(team);
   if (saved) {
@@ -265,10 +270,10 @@ GradientReport Batch<T>::backward(const HeadModels<T>& heads, const Saved<T>& sa
     const Segment& x = saved.m_segments[s];
     const Head<T> head = head_of(heads, item);
     const auto at = static_cast<std::size_t>(index);
-    const MatrixView<T> dy_rows = dy(b, h).middleRows(x.q_begin, x.n_q);
+    const MatrixView<T> dy_rows = part_of(dy(b, h), x.q_begin, x.n_q);
     BackwardPass<T>(head, saved.m_sequences[at], dy_rows, saved.m_tolerance, part)
-        .run({dq(b, h).middleRows(x.q_begin, x.n_q), all_dk(b, h).middleRows(x.k_begin, x.n_k),
-              all_dv(b, h).middleRows(x.k_begin, x.n_k)},
+        .run({part_of(dq(b, h), x.q_begin, x.n_q), part_of(all_dk(b, h), x.k_begin, x.n_k),
+              part_of(all_dv(b, h), x.k_begin, x.n_k)},
              m_bias_gradients[at], m_gradient_reports[at]);
   });
 

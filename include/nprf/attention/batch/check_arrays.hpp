@@ -12,11 +12,11 @@
 #include <string>
 #include <utility>
 
-#include "nprf/attention/fallback/non_finite.hpp"
 #include "nprf/attention/heads_view.hpp"
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/segments.hpp"
 #include "nprf/core/error.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
@@ -180,7 +180,7 @@ namespace detail {
 template <class X>
 Index first_non_finite(const X& x, std::span<const bool> mask, Index rows) {
   for (Index i = 0; i < rows; ++i)
-    if ((mask.empty() || mask[static_cast<std::size_t>(i)]) && !is_finite_row(x.row(i))) return i;
+    if ((mask.empty() || mask[static_cast<std::size_t>(i)]) && !is_finite(row_of(x, i))) return i;
   return -1;
 }
 
@@ -220,13 +220,13 @@ void require_finite(const HeadsView<const T>& q, const HeadsView<const T>& k, co
   });
   if (first == tasks) return;
   const auto [part, h, b] = place(first);
-  const auto x = parts[part].x(b, h);
   const Index i = first_row(first);
-  Index c = 0;
-  while (std::isfinite(x(i, c))) ++c;
+  const std::span<const T> x = row_of(parts[part].x(b, h), i);
+  std::size_t c = 0;
+  while (std::isfinite(x[c])) ++c;
   const std::string where =
       batch * heads == 1 ? "" : "batch " + std::to_string(b) + ", head " + std::to_string(h) + ", ";
-  throw InvalidArgument(detail::sentence(parts[part].name, ": expected finite numbers (check_finite), got ", x(i, c),
+  throw InvalidArgument(detail::sentence(parts[part].name, ": expected finite numbers (check_finite), got ", x[c],
                                          " in ", where, "row ", i, ", column ", c));
 }
 

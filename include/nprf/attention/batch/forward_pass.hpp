@@ -27,6 +27,7 @@
 #include "nprf/core/power_of_two.hpp"
 #include "nprf/core/resize.hpp"
 #include "nprf/core/row_quotient.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/scale_rows.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/toeplitz/engines.hpp"
@@ -115,7 +116,7 @@ class ForwardPass {
     m_non_finite.emplace(m_position, m_keys, m_B, m_log_scales, m_team);
     // the weights of sinks are not those of features
     const Index sinks = m_position.problem().sinks_of(m_keys);
-    m_B.topRows(sinks).setZero();
+    for (Index j = 0; j < sinks; ++j) std::ranges::fill(writable_row(m_B, j), T(0));
     if (m_log_scales) std::fill_n(m_log_scales, sinks, -std::numeric_limits<double>::infinity());
   }
 
@@ -150,7 +151,7 @@ class ForwardPass {
     // direct engine computes all rows; but not if backward is to use the engine's denominators, nor with rounding per
     // block, where no row may depend on later ones
     if (m_product.rounding() == Rounding::global && m_head.features.is_positive() && !m_saved && !has_exact_pairs()) {
-      contract(m_product, v.leftCols(0), m_y.leftCols(0), D);
+      contract(m_product, m_workspace.template matrix<T>(m_n_k, 0), m_workspace.template matrix<T>(m_n_q, 0), D);
       m_all_direct = 2 * count_failed_bounds() > m_n_q;
       if (m_all_direct)
         contract(m_position.products().direct_product(m_A.cols(), m_x.v.cols(), m_team), v, m_y, D);
@@ -167,8 +168,8 @@ class ForwardPass {
   Index count_failed_bounds() const {
     Index failed = 0;
     for (Index i = 0; i < m_n_q; ++i)
-      failed +=
-          m_attends[i] && !is_non_finite(i) && !within_tolerance(m_errors->fft_error(i, m_y.row(i), denominator(i)));
+      failed += m_attends[i] && !is_non_finite(i) &&
+                !within_tolerance(m_errors->fft_error(i, row_of(m_y, i), denominator(i)));
     return failed;
   }
 
@@ -199,16 +200,17 @@ class ForwardPass {
 
   void normalize_row(Index i, T least_value) {
     RowOutcome& row = m_rows[i];
+    const std::span<T> y = writable_row(m_y, i);
     const T D = denominator(i), largest_value = m_errors->largest_values()[i];
-    const double fft_error = m_all_direct ? 0 : m_errors->fft_error(i, m_y.row(i), D);
+    const double fft_error = m_all_direct ? 0 : m_errors->fft_error(i, y, D);
     row = {state_of(i, fft_error, largest_value < least_value)};
     switch (row.state) {
       case RowState::empty:
-        m_y.row(i).setZero();
+        std::ranges::fill(y, T(0));
         m_denominator[i] = 0;
         return;
       case RowState::non_finite:
-        m_y.row(i).setConstant(nan);
+        std::ranges::fill(y, nan);
         m_denominator[i] = nan;
         return;
       case RowState::to_recompute:
@@ -217,9 +219,9 @@ class ForwardPass {
       case RowState::indefinite: break;
     }
     row.fft_error = fft_error;
-    row.condition = m_errors->condition(i, m_y.row(i), D);
+    row.condition = m_errors->condition(i, y, D);
     row.other_error = m_error * row.condition;
-    m_y.row(i) /= D;
+    set_quotient(y, y, D);
   }
 
   RowState state_of(Index i, double fft_error, bool has_tiny_values) const {
@@ -244,7 +246,7 @@ class ForwardPass {
   // underflow, D is 0 even for a non-finite query
   bool is_non_finite(Index i) const {
     const T D = denominator(i);
-    return m_non_finite->attends_to_non_finite_key(i) || ((!std::isfinite(D) || D == 0) && !is_finite_row(m_A.row(i)));
+    return m_non_finite->attends_to_non_finite_key(i) || ((!std::isfinite(D) || D == 0) && !is_finite(row_of(m_A, i)));
   }
 
   bool within_tolerance(double fft_error) const { return passes_error_bound(fft_error, m_x.tolerance); }
@@ -275,7 +277,7 @@ class ForwardPass {
       if (outcomes[at].is_left) continue;
       report.indefinite_rows += !outcomes[at].positive;
       m_rows[i].state = RowState::recomputed;
-      m_rows[i].condition = m_errors->condition_of(i, m_y.row(i), outcomes[at].terms);
+      m_rows[i].condition = m_errors->condition_of(i, row_of(m_y, i), outcomes[at].terms);
       m_rows[i].other_error = m_direct_error * m_rows[i].condition;
     }
   }
@@ -304,7 +306,7 @@ class ForwardPass {
     const std::span<Index> rows(m_workspace.template take<Index>(count), static_cast<std::size_t>(count));
     draw_rows(m_n_q, m_x.seed, m_x.stream, rows);
     const auto unusable = std::ranges::remove_if(
-        rows, [this](Index i) { return !m_rows[i].has_numbers() || !is_finite_row(m_y.row(i)); });
+        rows, [this](Index i) { return !m_rows[i].has_numbers() || !is_finite(row_of(m_y, i)); });
     SoftmaxDifference compared = exact_pairs().difference({rows.begin(), unusable.begin()}, m_y);
     compared.exponent = std::ilogb(m_values->scale());
     return compared;
@@ -312,8 +314,8 @@ class ForwardPass {
 
   void recompute_by_softmax(std::span<const Index> rows) {
     if (!m_row_log_scales) take_row_log_scales();
-    exact_pairs().for_each_softmax_row(rows, [this](Index i, const auto& y, double log_scale) {
-      m_y.row(i) = y;
+    exact_pairs().for_each_softmax_row(rows, [this](Index i, std::span<T> y, double log_scale) {
+      std::ranges::copy(y, writable_row(m_y, i).begin());
       m_denominator[i] = 1;
       m_row_log_scales[i] = log_scale;
       m_rows[i].other_error = m_softmax_error;
@@ -340,8 +342,12 @@ class ForwardPass {
     saved.length = m_x.length;
     clear_rows_without_gradient();
     const T inverse_scale = 1 / m_values->save(saved, m_team);
-    assign(saved.y, m_y * inverse_scale);
-    assign(saved.largest_values, Eigen::Map<const Vector<T>>(m_errors->largest_values(), m_n_q) * inverse_scale);
+    resize(saved.y, m_n_q, m_y.cols());
+    resize(saved.largest_values, m_n_q);
+    for (Index i = 0; i < m_n_q; ++i) {
+      set_scaled(writable_row(saved.y, i), inverse_scale, row_of(m_y, i));
+      saved.largest_values[i] = m_errors->largest_values()[i] * inverse_scale;
+    }
   }
 
   // the saved log-scale is infinity for a row whose exact pairs have no gradient
@@ -357,9 +363,9 @@ class ForwardPass {
   void clear_rows_without_gradient() {
     for (Index i = 0; i < m_n_q; ++i) {
       const RowState state = m_rows[i].state;
-      if (state == RowState::empty) m_saved->q.row(i).setZero(), m_q_scale[i] = 0;
-      if (state == RowState::empty || (state == RowState::non_finite && !is_finite_row(m_A.row(i))))
-        m_A.row(i).setZero();
+      if (state == RowState::empty) std::ranges::fill(writable_row(m_saved->q, i), T(0)), m_q_scale[i] = 0;
+      if (state == RowState::empty || (state == RowState::non_finite && !is_finite(row_of(m_A, i))))
+        std::ranges::fill(writable_row(m_A, i), T(0));
     }
     bool* attended = m_workspace.template take<bool>(m_n_k);
     m_position.attendance().attended_keys(m_keys, attended, m_workspace);

@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <span>
 
-#include "nprf/attention/fallback/non_finite.hpp"
 #include "nprf/attention/weights/prepared_position.hpp"
 #include "nprf/core/resize.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
@@ -60,7 +60,7 @@ struct Head {
     const double scale = features.estimates_exp() ? std::pow(static_cast<double>(x.cols()), -0.25) : 1;
     double square = 0;
     for (Index i = 0; i < x.rows(); ++i)
-      if (is_finite_row(x.row(i))) square = std::max(square, x.row(i).template cast<double>().squaredNorm());
+      if (const auto row = row_of(x, i); is_finite(row)) square = std::max(square, dot_in_double(row, row));
     return scale * std::sqrt(square);
   }
 
@@ -88,7 +88,8 @@ MatrixView<T> rows_of(const Placement& keys, const MatrixView<T>& x, const Team&
   if (!keys.token_indices) return x.topRows(keys.count());
   auto rows = team.workspace().template matrix<T>(keys.count(), x.cols());
   team.run_tiles(keys.count(), [&](Index j0, Index count, Workspace&) {
-    for (Index j = j0; j < j0 + count; ++j) rows.row(j) = x.row(keys.token_index(j));
+    for (Index j = j0; j < j0 + count; ++j)
+      std::ranges::copy(row_of(x, keys.token_index(j)), writable_row(rows, j).begin());
   });
   return rows;
 }

@@ -4,12 +4,14 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <span>
 
 #include "nprf/attention/exact/exponential_weights.hpp"
 #include "nprf/attention/exact/softmax_tile.hpp"
 #include "nprf/attention/fallback/row_error_bound.hpp"
 #include "nprf/attention/weights/pair_bias.hpp"
 #include "nprf/core/row_quotient.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 
@@ -46,11 +48,11 @@ class ExactField {
   /// largest of all that their differences from it are rounded too coarsely.
   void add(const MatrixView<T>& v, FarSums<T> far, RowErrorBound<T>& errors) const {
     if (m_biases.empty()) return;
-    sum(v, [&](Index i, const auto& N, T D, T largest) { add_row(i, N, D, largest, far, errors); });
+    sum(v, [&](Index i, std::span<T> N, T D, T largest) { add_row(i, N, D, largest, far, errors); });
   }
 
-  /// Calls emit(i, N_i, D_i, largest_i) with the sums of each query over the field's pairs (SoftmaxSums). May call it
-  /// from several threads.
+  /// Calls emit(i, N_i, D_i, largest_i) with the sums of each query over the field's pairs (SoftmaxSums), of which it
+  /// may overwrite N_i. May call it from several threads.
   template <class Emit>
   void sum(const MatrixView<T>& v, Emit&& emit) const {
     using Tile = SoftmaxTile<T>;
@@ -58,7 +60,7 @@ class ExactField {
       auto N = scratch.matrix<T>(rows, v.cols());
       SoftmaxSums<T> sums{N, scratch.take<T>(rows), scratch.take<T>(rows)};
       Tile(m_k, v, m_biases, scratch).contract(i0, m_q.middleRows(i0, rows), sums);
-      for (Index i = 0; i < rows; ++i) emit(i0 + i, sums.N.row(i), sums.D[i], sums.largest[i]);
+      for (Index i = 0; i < rows; ++i) emit(i0 + i, writable_row(sums.N, i), sums.D[i], sums.largest[i]);
     });
   }
 
@@ -71,8 +73,7 @@ class ExactField {
   }
 
  private:
-  template <class RowN>
-  void add_row(Index i, const RowN& N, T D, T largest, FarSums<T>& far, RowErrorBound<T>& errors) const {
+  void add_row(Index i, std::span<T> N, T D, T largest, FarSums<T>& far, RowErrorBound<T>& errors) const {
     if (D == 0 || std::isnan(far.D[i])) return;  // no key is in the field, or the row is recomputed anyway
     const double reference = m_biases.reference(i), log_scale = static_cast<double>(largest) + reference,
                  rise = log_scale - far.log_scales[i];
@@ -83,15 +84,16 @@ class ExactField {
       if (share > -largest_exponent<T>) far.D[i] = std::numeric_limits<T>::quiet_NaN();
     } else if (share > 0) {
       const T factor = static_cast<T>(std::exp(-rise));
-      far.A.row(i) *= factor;
-      far.N.row(i) = factor * far.N.row(i) + N;
+      scale(writable_row(far.A, i), factor);
+      add_scaled(N, factor, row_of(far.N, i));
+      std::ranges::copy(N, writable_row(far.N, i).begin());
       far.D[i] = factor * far.D[i] + D;
       far.log_scales[i] = log_scale;
       errors.scale(i, factor);
       errors.add_exact(i, D);
     } else {
       const T factor = static_cast<T>(std::exp(rise));
-      far.N.row(i) += factor * N;
+      add_scaled<T>(writable_row(far.N, i), factor, N);
       far.D[i] += factor * D;
       errors.add_exact(i, factor * D);
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <span>
 #include <type_traits>
 
@@ -8,9 +9,9 @@
 #include "nprf/attention/exact/field_biases.hpp"
 #include "nprf/attention/exact/softmax_difference.hpp"
 #include "nprf/attention/exact/softmax_rows.hpp"
-#include "nprf/attention/fallback/non_finite.hpp"
 #include "nprf/attention/fallback/row_error_bound.hpp"
 #include "nprf/core/lag_problem.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
@@ -22,12 +23,12 @@ namespace nprf {
 template <Real T>
 MatrixView<T> finite_rows(const MatrixView<T>& x, const Team& team) {
   Index i = 0;
-  while (i < x.rows() && is_finite_row(x.row(i))) ++i;
+  while (i < x.rows() && is_finite(row_of(x, i))) ++i;
   if (i == x.rows()) return x;
   auto finite = team.workspace().template matrix<T>(x.rows(), x.cols());
   finite = x;
   for (; i < x.rows(); ++i)
-    if (!is_finite_row(x.row(i))) finite.row(i).setZero();
+    if (!is_finite(row_of(x, i))) std::ranges::fill(writable_row(finite, i), T(0));
   return finite;
 }
 
@@ -67,9 +68,10 @@ class ExactPairs {
     const Workspace::Scope scope(m_team.workspace());
     double *differences = m_team.workspace().template take<double>(y.rows()),
            *sizes = m_team.workspace().template take<double>(y.rows());
-    for_each_softmax_row(rows, [&](Index i, const auto& exact, double) {
-      differences[i] = (y.row(i) - exact).template cast<double>().squaredNorm();
-      sizes[i] = exact.template cast<double>().squaredNorm();
+    for_each_softmax_row(rows, [&](Index i, std::span<T> exact, double) {
+      sizes[i] = dot_in_double<T>(exact, exact);
+      add_scaled(exact, T(-1), row_of(y, i));
+      differences[i] = dot_in_double<T>(exact, exact);
     });
     SoftmaxDifference sum;
     for (const Index i : rows) sum += {1, differences[i], sizes[i]};

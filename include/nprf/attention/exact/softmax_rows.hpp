@@ -9,6 +9,7 @@
 #include "nprf/attention/fallback/row_tiles.hpp"
 #include "nprf/attention/weights/pair_bias.hpp"
 #include "nprf/core/lag_problem.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
@@ -78,13 +79,13 @@ class SoftmaxRows {
         m_k(k),
         m_team(team) {}
 
-  /// Calls emit(i, y_i, log_scale) for each row i of `rows`, with y_i (1,d_v) for values v (n_k,d_v), and with
-  /// log_scale = log(sum_j exp(s_ij + b_ij - max_j b_ij)). May call it from several threads.
+  /// Calls emit(i, y_i, log_scale) for each row i of `rows`, with y_i (d_v) for values v (n_k,d_v), which emit may
+  /// overwrite, and with log_scale = log(sum_j exp(s_ij + b_ij - max_j b_ij)). May call it from several threads.
   template <class Emit>
   void forward(const MatrixView<T>& v, Emit&& emit) const {
     const MatrixView<T> q = m_q;
-    ExactField<T>(m_biases, q, m_k, m_team).sum(v, [&](Index i, auto&& N, T D, T largest) {
-      N /= D;
+    ExactField<T>(m_biases, q, m_k, m_team).sum(v, [&](Index i, std::span<T> N, T D, T largest) {
+      set_quotient(N, N, D);
       emit(m_rows.index(i), N, static_cast<double>(largest) + std::log(static_cast<double>(D)));
     });
   }
@@ -102,7 +103,7 @@ class SoftmaxRows {
     for (Index i = 0; i < m_rows.count(); ++i)
       scales[i] = log_scales[m_rows.index(i)], powers[i] = exponents[m_rows.index(i)];
     ExactField<T>(m_biases, q, m_k, m_team).add_gradients(U, rows_of_G, scales, powers, {dq, out.dk, out.dU, out.db});
-    for (Index i = 0; i < m_rows.count(); ++i) out.dq.row(m_rows.index(i)) += dq.row(i);
+    for (Index i = 0; i < m_rows.count(); ++i) add_scaled(writable_row(out.dq, m_rows.index(i)), T(1), row_of(dq, i));
   }
 
  private:

@@ -8,6 +8,7 @@
 #include "nprf/core/block_product.hpp"
 #include "nprf/core/long_sums.hpp"
 #include "nprf/core/pack.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/workspace.hpp"
 #include "nprf/toeplitz/factors.hpp"
 
@@ -112,7 +113,7 @@ class SoftmaxTile {
     }
     if (largest != before) {
       const T factor = std::exp(before - largest);
-      out.N.row(i) *= factor, out.D[i] *= factor;
+      scale(writable_row(out.N, i), factor), out.D[i] *= factor;
       out.largest[i] = largest;
     }
     Pack<T> sum = Pack<T>::all(0);

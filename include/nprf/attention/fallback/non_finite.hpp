@@ -10,17 +10,12 @@
 #include "nprf/attention/scaling/value_scaling.hpp"
 #include "nprf/attention/weights/pair_bias.hpp"
 #include "nprf/attention/weights/prepared_position.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 
 namespace nprf {
-
-/// Whether all entries of a row are finite.
-template <class Row>
-bool is_finite_row(const Row& x) {
-  return (x.array() - x.array()).sum() == 0;
-}
 
 /// Treats non-finite keys and values. An FFT would propagate a NaN to all rows, and a tile to rows that do not attend
 /// to it. So non-finite keys and values are replaced by zeros before the product, and propagated afterwards to the rows
@@ -35,15 +30,15 @@ class NonFinite {
       : m_position(position), m_keys(keys) {
     Workspace& workspace = team.workspace();
     const std::span<const Index> non_finite = indices_unless(B.rows(), team, [&](Index j) {
-      return is_finite_row(B.row(j)) && !(key_log_scales && !(key_log_scales[j] < infinity));
+      return is_finite(row_of(B, j)) && !(key_log_scales && !(key_log_scales[j] < infinity));
     });
     if (non_finite.empty()) return;
     for (const Index j : non_finite) {
-      B.row(j).setZero();
+      std::ranges::fill(writable_row(B, j), T(0));
       if (key_log_scales) key_log_scales[j] = -infinity;
     }
     auto attends = workspace.template matrix<double>(position.queries().count(), 1);
-    const auto mark = [&](Index j, auto&& x) { x[0] = std::ranges::binary_search(non_finite, j) ? 1 : 0; };
+    const auto mark = [&](Index j, double* x) { x[0] = std::ranges::binary_search(non_finite, j) ? 1 : 0; };
     position.attendance().attending_queries(keys, mark, attends, workspace);
     m_attends = attends.data();
   }
@@ -57,7 +52,7 @@ class NonFinite {
     bool* is_finite = team.workspace().template take<bool>(v.rows());
     team.run_tiles(v.rows(), [&](Index j0, Index rows, Workspace&) {
       for (Index j = j0; j < j0 + rows; ++j) {
-        const RowMax<T> max = row_max(v.row(j).data(), v.cols());
+        const RowMax<T> max = row_max(row_of(v, j).data(), v.cols());
         maxima[j] = max.largest, is_finite[j] = max.is_finite;
       }
     });
@@ -65,7 +60,9 @@ class NonFinite {
     if (m_values.empty()) return v;
     auto finite = team.workspace().template matrix<T>(v.rows(), v.cols());
     team.run_tiles(v.rows(), [&](Index j0, Index rows, Workspace&) {
-      finite.middleRows(j0, rows) = v.middleRows(j0, rows).unaryExpr([](T x) { return std::isfinite(x) ? x : T(0); });
+      for (Index j = j0; j < j0 + rows; ++j)
+        std::ranges::transform(row_of(v, j), writable_row(finite, j).begin(),
+                               [](T x) { return std::isfinite(x) ? x : T(0); });
     });
     return finite;
   }
@@ -101,13 +98,14 @@ class NonFinite {
     const auto is_of_kind = [=](T x) {
       return all_positive && std::isinf(x) ? x == kind : std::isnan(kind) && !std::isfinite(x);
     };
-    const auto columns_of = [&](Index j) { return v.row(j).segment(p0, cols); };
-    if (std::none_of(m_values.begin(), m_values.end(),
-                     [&](Index j) { return columns_of(j).unaryExpr(is_of_kind).any(); }))
-      return;
+    const auto has_kind = [&](Index j) {
+      const T* x = row_of(v, j).data() + p0;
+      return std::any_of(x, x + cols, is_of_kind);
+    };
+    if (std::ranges::none_of(m_values, has_kind)) return;
     const Workspace::Scope scope(scratch);
     auto attends = scratch.template matrix<double>(y.rows(), cols);
-    const auto mark = [&](Index j, auto&& x) {
+    const auto mark = [&](Index j, double* x) {
       for (Index p = 0; p < cols; ++p) x[p] = is_of_kind(v(j, p0 + p)) ? 1 : 0;
     };
     m_position.attendance().attending_queries(m_keys, mark, attends, scratch);
@@ -158,12 +156,12 @@ class NonFiniteGradients {
     if (m_rows.empty()) return;
     Workspace& workspace = team.workspace();
     const Workspace::Scope scope(workspace);
-    for (const Index i : m_rows) dq.row(i).setConstant(nan);
+    for (const Index i : m_rows) std::ranges::fill(writable_row(dq, i), nan);
     auto attended = workspace.template matrix<double>(dk.rows(), 1);
     m_position.attendance().attended_keys(
-        m_keys, [&](Index i, auto&& x) { x[0] = index_of(i) >= 0 ? 1 : 0; }, attended, workspace);
+        m_keys, [&](Index i, double* x) { x[0] = index_of(i) >= 0 ? 1 : 0; }, attended, workspace);
     for (Index j = 0; j < dk.rows(); ++j)
-      if (attended(j, 0) > 0) dk.row(j).setConstant(nan);
+      if (attended(j, 0) > 0) std::ranges::fill(writable_row(dk, j), nan);
     for (Index p0 = 0; p0 + 1 < m_cols; p0 += columns) propagate_columns(p0, dU, workspace);
     if (!db.lags.empty()) propagate_to_lags(db.lags, workspace);
     propagate_to_border(db.border);
@@ -176,9 +174,9 @@ class NonFiniteGradients {
   void propagate_columns(Index p0, MatrixMap<T>& dU, Workspace& workspace) const {
     const Workspace::Scope scope(workspace);
     auto attended = workspace.template matrix<double>(dU.rows(), std::min(columns, m_cols - 1 - p0));
-    const auto mark = [&](Index i, auto&& x) {
+    const auto mark = [&](Index i, double* x) {
       if (const Index at = index_of(i); at >= 0)
-        for (Index p = 0; p < x.size(); ++p) x[p] = m_is_non_finite[at * m_cols + p0 + p] ? 1 : 0;
+        for (Index p = 0; p < attended.cols(); ++p) x[p] = m_is_non_finite[at * m_cols + p0 + p] ? 1 : 0;
     };
     m_position.attendance().attended_keys(m_keys, mark, attended, workspace);
     for (Index j = 0; j < dU.rows(); ++j)

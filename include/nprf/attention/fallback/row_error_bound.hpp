@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <span>
 
 #include "nprf/attention/weights/prepared_position.hpp"
 #include "nprf/core/long_sums.hpp"
 #include "nprf/core/row_quotient.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
@@ -87,15 +89,14 @@ class RowErrorBound {
     if (m_terms) {
       auto a = workspace.template matrix<T>(n_q, 1), b = workspace.template matrix<T>(n_k, 1),
            none = workspace.template matrix<T>(n_k, 0), nothing = workspace.template matrix<T>(n_q, 0);
-      a = x.A.rowwise().norm();
-      b = x.B.rowwise().norm();
+      for (Index i = 0; i < n_q; ++i) a.data()[i] = norm(row_of(x.A, i));
+      for (Index j = 0; j < n_k; ++j) b.data()[j] = norm(row_of(x.B, j));
       product.contract({a, b, none, x.queries, x.keys, x.key_log_scales}, nothing, team, m_terms);
     }
   }
 
   /// The bound of the FFT's error in row i, from its numerators and its denominator; infinity if it is NaN.
-  template <class RowN>
-  double fft_error(Index i, const RowN& N, T D) const {
+  double fft_error(Index i, std::span<const T> N, T D) const {
     if (!m_fft_errors.Y || m_fft_errors.sums[i] == 0) return 0;
     const double d = std::abs(static_cast<double>(D)), v_max = static_cast<double>(m_largest_values[i]);
     const double error =
@@ -124,23 +125,20 @@ class RowErrorBound {
   }
 
   /// The condition of row i, from its numerators and its denominator.
-  template <class RowN>
-  double condition(Index i, const RowN& N, T D) const {
+  double condition(Index i, std::span<const T> N, T D) const {
     if (!m_terms) return 1;
     const double d = std::abs(static_cast<double>(D)), error = m_fft_errors.Y ? m_fft_errors.sums[i] : 0;
     return (std::abs(static_cast<double>(m_terms[i])) + error) / d * (1 + magnitude(i, N, d));
   }
   /// The condition of row i, from y and from terms = (|A_i| sum_j c_ij |B_j|) / |D_i|.
-  template <class RowY>
-  double condition_of(Index i, const RowY& y, double terms) const {
+  double condition_of(Index i, std::span<const T> y, double terms) const {
     return m_terms ? terms * (1 + magnitude(i, y, 1)) : 1;
   }
 
  private:
-  template <class RowN>
-  double magnitude(Index i, const RowN& N, double d) const {
+  double magnitude(Index i, std::span<const T> N, double d) const {
     const double v_max = static_cast<double>(m_largest_values[i]);
-    return relative_size(v_max == 0 ? 0 : static_cast<double>(N.cwiseAbs().maxCoeff()), d, v_max);
+    return relative_size(v_max == 0 ? 0 : static_cast<double>(largest_magnitude(N)), d, v_max);
   }
 
   toeplitz::RowErrorBounds m_fft_errors{nullptr, nullptr};  // null if the engine's rounding is per row

@@ -13,6 +13,7 @@
 #include "nprf/core/lag_problem.hpp"
 #include "nprf/core/long_sums.hpp"
 #include "nprf/core/row_quotient.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/core/workspace.hpp"
@@ -31,82 +32,85 @@ namespace nprf {
 template <Real T>
 class DoubleRow {
  public:
-  /// Refers to the features a (1,r) of the query and B (n_k,r) of the keys and to the values v (n_k,d_v). The biases b
-  /// (n_k), -infinity for keys that the query does not attend to, are overwritten by e.
-  DoubleRow(const MatrixView<T>& a, const MatrixView<T>& B, const MatrixView<T>& v, VectorMap<double> b)
+  /// Refers to the features a (r) of the query and B (n_k,r) of the keys and to the values v (n_k,d_v), which may have
+  /// more columns. The biases b (n_k), -infinity for keys that the query does not attend to, are overwritten by e.
+  DoubleRow(std::span<const T> a, const MatrixView<T>& B, const MatrixView<T>& v, VectorMap<double> b)
       : m_a(a), m_B(B), m_v(v), m_e(b.data()) {
     double largest = -std::numeric_limits<double>::infinity();
     for (const double bias : b) largest = std::max(largest, bias);
     for (double& e : b) e = std::exp(e - largest);
     for (Index j = 0; j < b.size(); ++j)
       if (b[j] > 0) m_largest = std::max(m_largest, std::abs(score(j) * b[j]));
-    if (m_largest > 0) b /= m_largest;
+    if (m_largest > 0)
+      for (double& e : b) e /= m_largest;
   }
 
-  /// Sets y (1,d_v) and returns c D, the denominator with weights that are not divided by c.
-  double forward(MatrixRef<T> y, Workspace& scratch) const {
+  /// Sets y (d_v) and returns c D, the denominator with weights that are not divided by c.
+  double forward(std::span<T> y, Workspace& scratch) const {
     const Workspace::Scope scope(scratch);
-    const Index d_v = m_v.cols();
-    auto numerator = scratch.vector<double>(d_v), compensation = scratch.vector<double>(d_v),
-         term = scratch.vector<double>(d_v);
-    numerator.setZero();
-    compensation.setZero();
+    const Index d_v = static_cast<Index>(y.size());
+    double *numerator = scratch.take<double>(2 * d_v), *compensation = numerator + d_v,
+           *term = scratch.take<double>(d_v);
+    std::fill_n(numerator, 2 * d_v, 0.0);
     double denominator = 0, denominator_compensation = 0;
     for (Index j = 0; j < m_B.rows(); ++j) {
       if (m_e[j] == 0) continue;  // 0 times a non-finite value must not count
       const double weight = score(j) * m_e[j];
       if (weight == 0) continue;
-      term = weight * m_v.row(j).transpose().template cast<double>();
-      add_compensated(d_v, term.data(), numerator.data(), compensation.data());
+      const T* v = row_of(m_v, j).data();
+      for (Index p = 0; p < d_v; ++p) term[p] = weight * static_cast<double>(v[p]);
+      add_compensated(d_v, term, numerator, compensation);
       add_compensated(Index{1}, &weight, &denominator, &denominator_compensation);
     }
-    add_compensation(d_v, compensation.data(), numerator.data());
+    add_compensation(d_v, compensation, numerator);
     add_compensation(Index{1}, &denominator_compensation, &denominator);
-    y = (numerator / denominator).transpose().template cast<T>();
+    for (T& each : y) each = static_cast<T>(*numerator++ / denominator);
     return m_largest * denominator;
   }
 
   /// Where backward() writes. `scale` is a factor of dB, dU and db, but not of da.
   struct Gradients {
     double scale;
-    MatrixRef<T> da, dB, dU;  // (1,r) (n_k,r) (n_k,d_v+1), added to; the last column of dU is left as it is
-    double* db;               // (n_k), set
+    std::span<T> da;      // (r), added to
+    MatrixRef<T> dB, dU;  // (n_k,r) (n_k,d_v+1), added to; the last column of dU is left as it is
+    double* db;           // (n_k), set
   };
 
   // forward: y = sum_j w_j v_j / D, where w_j = (a.B_j) e_j as above; so with h_j = (dy.v_j - dy.y) / D
   //     da = sum_j h_j e_j B_j    dB_j = h_j e_j a    dv_j = (w_j / D) dy    db_j = h_j w_j
-  /// Computes the gradients for dy (1,d_v) = dL/dy, and for the y (1,d_v) that forward() has set.
-  void backward(const MatrixView<T>& y, const MatrixView<T>& dy, Gradients out, Workspace& scratch) const {
+  /// Computes the gradients for dy (d_v) = dL/dy, and for the y (d_v) that forward() has set.
+  void backward(std::span<const T> y, std::span<const T> dy, Gradients out, Workspace& scratch) const {
     const Workspace::Scope scope(scratch);
-    const Index d_v = m_v.cols();
-    const double dy_y = dot(dy.row(0), y.row(0));
+    const double dy_y = dot_in_double(dy, y);
     double denominator = 0;
     for (Index j = 0; j < m_B.rows(); ++j)
       if (m_e[j] > 0) denominator += score(j) * m_e[j];
-    auto da = scratch.vector<double>(m_a.cols());
-    da.setZero();
+    const std::span<double> da(scratch.take<double>(m_B.cols()), m_a.size());
+    std::ranges::fill(da, 0.0);
     for (Index j = 0; j < m_B.rows(); ++j) {
       out.db[j] = 0;
       if (m_e[j] == 0) continue;
-      const double weight = score(j) * m_e[j], h = (dot(dy.row(0), m_v.row(j)) - dy_y) / denominator;
-      da += h * m_e[j] * m_B.row(j).transpose().template cast<double>();
-      out.dB.row(j) += (out.scale * h * m_e[j] * m_a.row(0).template cast<double>()).template cast<T>();
-      out.dU.row(j).head(d_v) +=
-          (out.scale * weight / denominator * dy.row(0).template cast<double>()).template cast<T>();
+      const double weight = score(j) * m_e[j],
+                   h = (dot_in_double(dy, row_of(m_v, j).first(dy.size())) - dy_y) / denominator;
+      add(da, h * m_e[j], row_of(m_B, j));
+      add(writable_row(out.dB, j), out.scale * h * m_e[j], m_a);
+      add(writable_row(out.dU, j), out.scale * weight / denominator, dy);
       out.db[j] = out.scale * h * weight;
     }
-    out.da += da.transpose().template cast<T>();
+    add(out.da, 1, std::span<const double>(da));
   }
 
  private:
-  double score(Index j) const { return dot(m_a.row(0), m_B.row(j)); }
+  double score(Index j) const { return dot_in_double(m_a, row_of(m_B, j)); }
 
-  template <class X, class Y>
-  static double dot(const X& x, const Y& y) {
-    return x.template cast<double>().dot(y.template cast<double>());
+  // y += c x, for the first entries of y, with products in double
+  template <class Y, class X>
+  static void add(std::span<Y> y, double c, std::span<const X> x) {
+    for (std::size_t l = 0; l < x.size(); ++l) y[l] += static_cast<Y>(c * static_cast<double>(x[l]));
   }
 
-  MatrixView<T> m_a, m_B, m_v;
+  std::span<const T> m_a;
+  MatrixView<T> m_B, m_v;
   const double* m_e;     // (n_k)
   double m_largest = 0;  // c
 };
@@ -151,7 +155,7 @@ class RowRecompute {
     auto A = workspace.template matrix<T>(rows, m_A.cols()), N = workspace.template matrix<T>(rows, m_x.U.cols());
     auto D = workspace.template vector<T>(rows), terms = workspace.template vector<T>(rows);
     A = m_A;
-    for (Index k = 0; k < rows; ++k) A.row(k) *= raising(largest_values[m_rows.index(k)]);
+    for (Index k = 0; k < rows; ++k) scale(writable_row(A, k), raising(largest_values[m_rows.index(k)]));
     m_tiles.contract(A, m_x.B, m_x.U, N, D.data());
     if (!all_positive) sum_term_magnitudes(terms.data());
     // |D| v_max is at least this in a row whose numerators have not underflowed (row_keeps_precision())
@@ -167,12 +171,12 @@ class RowRecompute {
       const auto fits = [&](T sum, T value) { return std::abs(sum) * value >= least; };
       const bool keeps_values = v_max == 0 || (fits(D[k], v_max) && (saved_scale == 0 || fits(d, v_max / saved_scale)));
       denominator[i] = is_precise && keeps_values ? d : T(0);
-      if (denominator[i] != 0) y.row(i) = N.row(k) / D[k];
+      if (denominator[i] != 0) set_quotient(writable_row(y, i), row_of(N, k), D[k]);
     }
     m_team.run(rows, [&](Index k, Workspace& scratch) {
       const Index i = m_rows.index(k);
       if (outcomes[k].is_left || denominator[i] != 0) return;
-      const double exact = double_row(k, m_x.U, scratch).forward(y.middleRows(i, 1), scratch);
+      const double exact = double_row(k, scratch).forward(writable_row(y, i), scratch);
       outcomes[k] = {exact > 0, all_positive ? 1 : static_cast<double>(terms[k]) / std::abs(exact)};
     });
   }
@@ -199,7 +203,7 @@ class RowRecompute {
     auto dA = workspace.template matrix<T>(rows, out.dA.cols());  // of the recomputed rows
     m_tiles.gradients(m_A, m_x.B, m_x.U, m_rows.of<T>(of.G), {dA, out.dB, out.dU, out.db});
     for (Index k = 0; k < rows; ++k)
-      if (of.denominator[m_rows.index(k)] == 0) add_in_double(k, of, dA.middleRows(k, 1), out);
+      if (of.denominator[m_rows.index(k)] == 0) add_in_double(k, of, writable_row(dA, k), out);
     m_rows.put<T>(dA, out.dA);
   }
 
@@ -211,22 +215,22 @@ class RowRecompute {
     return std::min(1 / scale_above(largest_value), 1 / smallest_denominator<T>);
   }
 
-  DoubleRow<T> double_row(Index k, const MatrixView<T>& v, Workspace& scratch) const {
+  DoubleRow<T> double_row(Index k, Workspace& scratch) const {
     const Index i = m_rows.index(k), n_k = m_bias.num_keys();
     auto b = scratch.template vector<double>(n_k);
     m_bias(i, m_bias.largest(i), 0, n_k, b.data());
-    return {m_A.middleRows(k, 1), m_x.B, v, b};
+    return {row_of(m_A, k), m_x.B, m_x.U, b};
   }
 
   // adds the gradients of the k-th recomputed row, in double
-  void add_in_double(Index k, const OutputGradients& of, MatrixRef<T> da, FactorGradients& out) const {
+  void add_in_double(Index k, const OutputGradients& of, std::span<T> da, FactorGradients& out) const {
     Workspace& workspace = m_team.workspace();
     const Workspace::Scope scope(workspace);
     const Index i = m_rows.index(k), n_k = m_bias.num_keys();
     double* db = workspace.template take<double>(n_k);
-    double_row(k, m_x.U.leftCols(of.y.cols()), workspace)
-        .backward(of.y.middleRows(i, 1), of.dy.middleRows(i, 1),
-                  {std::ldexp(1.0, of.exponents[i]), da, out.dB, out.dU, db}, workspace);
+    double_row(k, workspace)
+        .backward(row_of(of.y, i), row_of(of.dy, i), {std::ldexp(1.0, of.exponents[i]), da, out.dB, out.dU, db},
+                  workspace);
     m_bias.add_gradient(
         i, 0, n_k, [=](Index j) { return db[j]; }, out.db.lags.empty() ? nullptr : out.db.lags.data(),
         out.db.border.data());
@@ -236,10 +240,12 @@ class RowRecompute {
   void sum_term_magnitudes(T* terms) const {
     Workspace& workspace = m_team.workspace();
     const Workspace::Scope scope(workspace);
-    auto a = workspace.template matrix<T>(m_rows.count(), 1), b = workspace.template matrix<T>(m_x.B.rows(), 1);
-    a = m_A.rowwise().norm();
-    b = m_x.B.rowwise().norm();
-    m_tiles.contract(a, b, m_x.U.leftCols(0), workspace.template matrix<T>(m_rows.count(), 0), terms);
+    const Index rows = m_rows.count(), n_k = m_x.B.rows();
+    auto a = workspace.template matrix<T>(rows, 1), b = workspace.template matrix<T>(n_k, 1),
+         none = workspace.template matrix<T>(n_k, 0), nothing = workspace.template matrix<T>(rows, 0);
+    for (Index k = 0; k < rows; ++k) a.data()[k] = norm(row_of(m_A, k));
+    for (Index j = 0; j < n_k; ++j) b.data()[j] = norm(row_of(m_x.B, j));
+    m_tiles.contract(a, b, none, nothing, terms);
   }
 
   RowSubset m_rows;

@@ -8,6 +8,7 @@
 #include "nprf/attention/weights/pair_bias.hpp"
 #include "nprf/core/block_product.hpp"
 #include "nprf/core/pack.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/toeplitz/direct/tiled_product.hpp"
@@ -30,7 +31,7 @@ class RowSubset {
   MatrixMap<T> of(const MatrixView<T>& x) const {
     auto rows = m_team.workspace().matrix<T>(count(), x.cols());
     m_team.run_tiles(count(), [&](Index i0, Index n, Workspace&) {
-      for (Index i = i0; i < i0 + n; ++i) rows.row(i) = x.row(index(i));
+      for (Index i = i0; i < i0 + n; ++i) std::ranges::copy(row_of(x, index(i)), writable_row(rows, i).begin());
     });
     return rows;
   }
@@ -39,7 +40,7 @@ class RowSubset {
   template <Real T>
   void put(const MatrixView<T>& rows, MatrixRef<T> x) const {
     m_team.run_tiles(count(), [&](Index i0, Index n, Workspace&) {
-      for (Index i = i0; i < i0 + n; ++i) x.row(index(i)) = rows.row(i);
+      for (Index i = i0; i < i0 + n; ++i) std::ranges::copy(row_of(rows, i), writable_row(x, index(i)).begin());
     });
   }
 

@@ -10,6 +10,7 @@
 #include "nprf/attention/weights/prepared_position.hpp"
 #include "nprf/core/pack.hpp"
 #include "nprf/core/power_of_two.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
@@ -62,7 +63,10 @@ class GradientScaling {
       auto U = team.workspace().template matrix<T>(saved.U.rows(), saved.U.cols());
       U = saved.U;
       if (is_too_large) leave_out_large_values(position, keys, U, team.workspace());
-      U.leftCols(dy.cols()) /= m_value_scale;
+      for (Index j = 0; j < U.rows(); ++j) {
+        const std::span<T> v = writable_row(U, j).first(static_cast<std::size_t>(dy.cols()));
+        set_quotient(v, v, m_value_scale);
+      }
       m_U = U.data();
     }
     // in the smaller scale, products in the rows without a finite gradient may overflow: these rows are left as they
@@ -122,7 +126,7 @@ class GradientScaling {
   void set_gradient(Index i) {
     using P = Pack<T>;
     const Index d_v = m_dy.cols();
-    const T *dy = m_dy.row(i).data(), *y = m_saved.y.row(i).data(), D = m_saved.denominator[i];
+    const T *dy = row_of(m_dy, i).data(), *y = row_of(m_saved.y, i).data(), D = m_saved.denominator[i];
     const RowMax<T> dy_max = row_max(dy, d_v);
     const T dy_scale = scale_above(dy_max.largest), inverse_dy_scale = 1 / dy_scale;
     P dots = P::all(0), sizes = P::all(0);
@@ -138,7 +142,7 @@ class GradientScaling {
            m_rounding};
     m_exponents[i] = 0;
     m_sizes[i] = m_denominators[i] = 0;
-    T* g = m_G.row(i).data();
+    T* g = writable_row(m_G, i).data();
     if (D == 0) {
       std::fill_n(g, d_v + 1, T(0));
       return;
@@ -176,18 +180,18 @@ class GradientScaling {
     m_exponents[i] += dy_exponent;
     scale_by_power_of_two<T>(dy_exponent, m_denominators[i]);
     if (row.rounding == toeplitz::Rounding::per_row && m_exponents[i] > 0) {
-      const T largest = row_max(m_saved.A.row(i).data(), m_A.cols()).largest;
+      const T largest = row_max(row_of(m_saved.A, i).data(), m_A.cols()).largest;
       const int moved = std::clamp(exponent_of(scale_above(largest)) + m_exponents[i], 0,
                                    std::min(m_exponents[i], max_moved_exponent));
       m_exponents[i] -= moved;
-      m_G.row(i) *= power_of_two<T>(moved);
+      scale(writable_row(m_G, i), power_of_two<T>(moved));
       m_sizes[i] *= power_of_two<T>(moved);
       m_denominators[i] *= power_of_two<T>(-moved);
     }
     if (row.has_gradient || m_saved.denominator[i] == 0)
-      m_A.row(i) = m_saved.A.row(i);
+      std::ranges::copy(row_of(m_saved.A, i), writable_row(m_A, i).begin());
     else
-      m_A.row(i).setZero();
+      std::ranges::fill(writable_row(m_A, i), T(0));
     if (row.has_gradient) scale_by_power_of_two<T>(m_exponents[i], m_A.row(i));
   }
 
@@ -198,11 +202,12 @@ class GradientScaling {
     const Workspace::Scope scope(workspace);
     auto attended = workspace.template matrix<double>(U.rows(), 1);
     position.attendance().attended_keys(
-        keys, [&](Index i, auto&& x) { x[0] = m_rows[i].has_finite_gradient() ? 1 : 0; }, attended, workspace);
+        keys, [&](Index i, double* x) { x[0] = m_rows[i].has_finite_gradient() ? 1 : 0; }, attended, workspace);
     T largest = 0;
     for (Index j = 0; j < U.rows(); ++j) {
-      if (attended(j, 0) == 0) U.row(j).head(m_dy.cols()).setZero();
-      largest = std::max(largest, row_max(U.row(j).data(), m_dy.cols()).largest);
+      T* v = writable_row(U, j).data();
+      if (attended(j, 0) == 0) std::fill_n(v, m_dy.cols(), T(0));
+      largest = std::max(largest, row_max(v, m_dy.cols()).largest);
     }
     m_value_scale = scale_above(largest);
   }

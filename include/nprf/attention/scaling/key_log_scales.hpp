@@ -6,6 +6,7 @@
 
 #include "nprf/core/lag_problem.hpp"
 #include "nprf/core/lag_range.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
@@ -41,7 +42,7 @@ void scale_by_log_scales(const MatrixView<T>& B, const double* log_scales, Matri
   const double largest = *std::max_element(log_scales, log_scales + B.rows());
   team.run_tiles(B.rows(), [&](Index j0, Index rows, Workspace&) {
     for (Index j = j0; j < j0 + rows; ++j)
-      scaled.row(j) = B.row(j) * static_cast<T>(toeplitz::ratio(log_scales[j], largest));
+      set_scaled(writable_row(scaled, j), static_cast<T>(toeplitz::ratio(log_scales[j], largest)), row_of(B, j));
   });
 }
 

@@ -3,12 +3,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <limits>
+#include <span>
 
 #include "nprf/attention/saved.hpp"
 #include "nprf/core/pack.hpp"
 #include "nprf/core/power_of_two.hpp"
 #include "nprf/core/resize.hpp"
+#include "nprf/core/rows.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 
@@ -57,7 +60,7 @@ T extreme_scale(T largest) {
 /// Returns scale_above() of the largest of the rows' maxima (n_k), if no row loses precision when it is divided by
 /// that; else 1.
 template <Real T>
-T lossless_scale(const Eigen::Ref<const Vector<T>>& row_maxima) {
+T lossless_scale(std::span<const T> row_maxima) {
   using Limits = std::numeric_limits<T>;
   T least = Limits::max(), largest = 0;
   for (const T max : row_maxima)
@@ -71,7 +74,7 @@ template <Real T>
 MatrixView<T> divided_by_scale(const MatrixView<T>& v, T scale, const Team& team) {
   if (scale == 1) return v;
   auto scaled = team.workspace().template matrix<T>(v.rows(), v.cols());
-  scaled = v / scale;
+  for (Index j = 0; j < v.rows(); ++j) set_quotient(writable_row(scaled, j), row_of(v, j), scale);
   return scaled;
 }
 
@@ -84,26 +87,29 @@ class ScaledValues {
   /// scale, too. If `may_scale` is false, the scale is 1. Refers to `maxima`, and to v or a copy of it in the team's
   /// workspace.
   ScaledValues(const MatrixView<T>& v, VectorMap<T> maxima, bool may_scale, const Team& team)
-      : m_maxima(maxima),
-        m_scale(may_scale && maxima.size() > 0 ? extreme_scale(maxima.maxCoeff()) : T(1)),
+      : m_maxima(maxima.data(), static_cast<std::size_t>(maxima.size())),
+        m_scale(may_scale ? extreme_scale(largest()) : T(1)),
         m_rows(divided_by_scale(v, m_scale, team)) {
-    if (m_scale != 1) m_maxima /= m_scale;
+    if (m_scale != 1) set_quotient(m_maxima, m_maxima, m_scale);
   }
 
   T scale() const { return m_scale; }
   const MatrixView<T>& rows() const { return m_rows; }  // v / scale()
   const T* maxima() const { return m_maxima.data(); }   // (n_k)  the largest magnitude in each row
-  T largest() const { return m_maxima.size() > 0 ? m_maxima.maxCoeff() : T(0); }
+  T largest() const { return largest_magnitude<T>(m_maxima); }
 
   /// Saves U = [v 1], its largest value and its exponent. In U, rows() are divided by one more power of two if they
   /// lose no precision by it. Returns that power, else 1; the caller has to divide y by it, too. O(n_k d_v).
   T save(SavedSequence<T>& saved, const Team& team) const {
-    const Index n_k = m_rows.rows(), d_v = m_rows.cols();
+    const Index n_k = m_rows.rows();
     const T scale = lossless_scale<T>(m_maxima), inverse_scale = 1 / scale;
-    resize(saved.U, n_k, d_v + 1);
+    resize(saved.U, n_k, m_rows.cols() + 1);
     team.run_tiles(n_k, [&](Index j0, Index rows, Workspace&) {
-      saved.U.block(j0, 0, rows, d_v) = m_rows.middleRows(j0, rows) * inverse_scale;
-      saved.U.block(j0, d_v, rows, 1).setOnes();
+      for (Index j = j0; j < j0 + rows; ++j) {
+        const std::span<T> U = writable_row(saved.U, j);
+        set_scaled(U.first(U.size() - 1), inverse_scale, row_of(m_rows, j));
+        U.back() = 1;
+      }
     });
     saved.largest_value = largest() * inverse_scale;
     saved.value_exponent = exponent_of(m_scale) + exponent_of(scale);
@@ -111,7 +117,7 @@ class ScaledValues {
   }
 
  private:
-  VectorMap<T> m_maxima;
+  std::span<T> m_maxima;
   T m_scale;
   MatrixView<T> m_rows;
 };

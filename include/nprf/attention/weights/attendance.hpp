@@ -91,10 +91,10 @@ class LagSet {
 
   void connect(const Slots& rows, bool transposed, MatrixMap<double>& X, MatrixMap<double>& y,
                Workspace& workspace) const {
-    y.setZero();
+    std::fill_n(y.data(), y.size(), 0.0);
     if (m_runs == 0 || rows.count == 0 || X.rows() == 0) return;
     const auto oriented = [=](LagRange lags) { return transposed ? LagRange{-lags.last, -lags.first} : lags; };
-    const Index marks = (X.array() != 0).count();
+    const Index marks = X.size() - std::count(X.data(), X.data() + X.size(), 0.0);
     Index marked_runs = 0;
     for_each_marked_run(X, [&](Index, Index, Index) { ++marked_runs; });
     const Index by_marks = marked_runs * rows.count, by_lags = m_runs * rows.count * X.cols(),
@@ -105,19 +105,18 @@ class LagSet {
           if (count(oriented({first - rows[i], last - rows[i]})) > 0) y(i, p) = 1;
       });
     } else if (by_lags <= by_words) {
-      for (Index t = 1; t < X.rows(); ++t) X.row(t) += X.row(t - 1);  // the number of marks up to slot t
+      double* sums = X.data();  // the numbers of marks up to each slot
+      for (Index at = X.cols(); at < X.size(); ++at) sums[at] += sums[at - X.cols()];
       for_each_run([&](LagRange run) {
         const auto [first, last] = oriented(run);
         for (Index i = 0; i < rows.count; ++i) {
           const Index begin = std::max<Index>(rows[i] + first, 0), end = std::min(rows[i] + last, X.rows() - 1);
           if (begin > end) continue;
-          if (begin == 0)
-            y.row(i) += X.row(end);
-          else
-            y.row(i) += X.row(end) - X.row(begin - 1);
+          for (Index p = 0; p < X.cols(); ++p) y(i, p) += X(end, p) - (begin > 0 ? X(begin - 1, p) : 0);
         }
       });
-      y = (y.array() > 0).cast<double>();
+      std::replace_if(
+          y.data(), y.data() + y.size(), [](double count) { return count > 0; }, 1.0);
     } else {
       connect_words(rows, oriented(m_lags), transposed, X, y, workspace);
     }
@@ -216,7 +215,7 @@ class Attendance {
     const Workspace::Scope scope(workspace);
     auto any = workspace.template matrix<double>(m_x.queries.count(), 1);
     attending_queries(
-        keys, [](Index, auto&& x) { x.setOnes(); }, any, workspace);
+        keys, [](Index, double* x) { x[0] = 1; }, any, workspace);
     for (Index i = 0; i < any.rows(); ++i) out[i] = any(i, 0) > 0;
   }
   void attended_keys(const Placement& keys, bool* out, Workspace& workspace) const {
@@ -227,7 +226,7 @@ class Attendance {
     const Workspace::Scope scope(workspace);
     auto any = workspace.template matrix<double>(keys.count(), 1);
     attended_keys(
-        keys, [](Index, auto&& x) { x.setOnes(); }, any, workspace);
+        keys, [](Index, double* x) { x[0] = 1; }, any, workspace);
     for (Index j = 0; j < any.rows(); ++j) out[j] = any(j, 0) > 0;
   }
 
@@ -287,22 +286,24 @@ class Attendance {
     const auto attends = [&](Index row, Index other) {
       return of_queries ? m_x.attends(row, keys.token_index(other)) : m_x.attends(other, keys.token_index(row));
     };
-    auto X = workspace.template matrix<double>(marked_slots, p), x = workspace.template matrix<double>(1, p);
+    auto X = workspace.template matrix<double>(marked_slots, p);
+    double* x = workspace.template take<double>(p);
     auto in_slots = workspace.template matrix<double>(rows.slots.count, p);
     X.setZero();
-    for (Index j = 0; j < marked.slots.count; ++j) mark(marked.outside + j, X.row(marked.slots[j]));
+    for (Index j = 0; j < marked.slots.count; ++j) mark(marked.outside + j, X.data() + marked.slots[j] * p);
     if (of_queries)
       m_lags.connect(rows.slots, X, in_slots, workspace);
     else
       m_lags.connect_transposed(rows.slots, X, in_slots, workspace);
-    out.topRows(rows.outside).setZero();
-    out.bottomRows(in_slots.rows()) = in_slots;
+    std::fill_n(out.data(), rows.outside * p, 0.0);
+    std::copy_n(in_slots.data(), in_slots.size(), out.data() + rows.outside * p);
     for (Index j = 0; j < marked.count() && rows.outside + marked.outside > 0; ++j) {
-      x.setZero();
-      mark(j, x.row(0));
-      if (x.isZero(0)) continue;
+      std::fill_n(x, p, 0.0);
+      mark(j, x);
+      if (std::count(x, x + p, 0.0) == p) continue;
       for (Index i = 0; i < (j < marked.outside ? rows.count() : rows.outside); ++i)
-        if (attends(i, j)) out.row(i) = out.row(i).cwiseMax(x.row(0));
+        if (attends(i, j))
+          for (Index l = 0; l < p; ++l) out(i, l) = std::max(out(i, l), x[l]);
     }
   }
 
