@@ -156,10 +156,13 @@ void sum_of_outer(const MatrixView<T>& P, const MatrixView<T>& Q, MatrixMap<T> S
   const Index n = P.rows(), parts = std::clamp<Index>(n / 1024, 1, most_parts);
   const Workspace::Scope scope(team.workspace());
   T* sums = team.workspace().template take<T>(parts * S.size());
-  const auto sum_of = [&](Index part) { return MatrixMap<T>(sums + part * S.size(), S.rows(), S.cols()); };
+  const auto sum_of = [&](Index part) {
+    return Eigen::Map<Matrix<T>, 0, Eigen::OuterStride<>>(sums + part * S.size(), S.rows(), S.cols(),
+                                                          Eigen::OuterStride<>(S.cols()));
+  };
   team.run(parts, [&](Index part, Workspace& scratch) {
     const Index begin = n * part / parts, end = n * (part + 1) / parts;
-    MatrixMap<T> sum = sum_of(part);
+    MatrixRef<T> sum = sum_of(part);
     sum.setZero();
     add_in_chunks<T>(begin, begin, end, sum, nullptr, scratch, [&](Index from, Index to, MatrixRef<T> more, T*) {
       for (Index i0 = from; i0 < to; i0 += Team::tile) {
