@@ -127,7 +127,8 @@ class Workspace {
     return memory;
   }
 
-  // a new block is as large as all blocks before it (at most 64 MiB, unless `size` is more), so that blocks are few
+  // a new block is as large as all blocks before it together, within two limits and at least `size`, so that blocks are
+  // few
   std::size_t block_size_for(std::size_t size) const {
     return std::max(size, std::clamp(m_allocated, smallest_block, largest_step));
   }

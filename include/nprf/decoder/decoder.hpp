@@ -19,8 +19,8 @@
 namespace nprf {
 
 /// Causal attention (multi_head_attention.hpp) of sequences that grow token by token, as a language model generates
-/// them. A step computes the rows of the new tokens alone: those that the attention would compute for the whole
-/// sequence, up to rounding errors within both error bounds.
+/// them. A step computes the rows of the new tokens alone. A row differs from the one that the attention would compute
+/// for the whole sequence by at most the sum of the error bounds that both report.
 ///
 ///     MultiHeadAttention attention(orf<float>(64, 32), positions, {.direction = Direction::causal});
 ///     Decoder decoder(attention, {.batch = 2, .rollback = 8});   // Decoder<float>
@@ -35,15 +35,16 @@ namespace nprf {
 /// older ones in windows (DecoderOptions::windows).
 ///
 /// Bits: the same tokens give the same bits of the rows of steps, however they were divided between prefill and steps,
-/// and for any other sequences beside them and any number of threads. After a rollback the sums may contain tokens
-/// that would otherwise still be in the ring: then rows agree within their error bounds. A prefill of empty sequences
-/// returns the rows of the attention.
+/// whatever the other sequences are, and for any number of threads. After a rollback the sums may contain tokens that
+/// would otherwise still be in the ring: then rows agree within their error bounds. If all sequences are empty, prefill
+/// returns the same bits as the attention.
 ///
 /// Report (CallOptions::report) of a step: error_bound, empty_rows and indefinite_rows are as of the attention, and the
-/// engine is `recurrence`. The attention recomputes a row from all keys if its denominator underflowed or, for a series
-/// or with a near field or sinks, if its terms cancel. For a series, or with a near field or sinks, the ring stores the
-/// keys: while no token has left the ring, a step recomputes such a row by exact softmax, and counts it in
-/// repaired_rows. Otherwise the row is returned as it is, NaN if its denominator is 0, and counts in failing_rows.
+/// engine is `recurrence`. The attention recomputes a row from all keys if its denominator underflowed or, for a map
+/// that is a series (is_series()) or with a near field or sinks, if its terms cancel. For such a map, or with a near
+/// field or sinks, the ring stores the keys: as long as it has all keys that the row attends to, a step recomputes the
+/// row by exact softmax, and counts it in repaired_rows. Otherwise the row is returned as it is, NaN if its denominator
+/// is 0, and counts in failing_rows.
 ///
 /// Non-finite tokens: as in the formula, a query changes its own row, and a key or a value the rows that attend to it.
 /// If the bias is finite at all distances, all later rows attend to it, until the sequence is reset or a rollback takes

@@ -79,7 +79,7 @@ struct StepModel {
   }
 
   /// Bounds of the error of a row of exact softmax, and of a row of condition 1, from the norm of its query and the
-  /// largest norm of the keys. `slots` is the number of weights that are summed.
+  /// largest norm of the `keys` keys that the query attends to. `slots` is the number of weights that are summed.
   double error_of_softmax_row(double q_norm, double k_norm, Index keys) const {
     return error_of_softmax<T>(features.map().input_dim(), q_norm * k_norm, largest_exponent<T>, keys, run_keys);
   }

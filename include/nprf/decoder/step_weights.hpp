@@ -84,8 +84,8 @@ class StepWeights {
     Index token, slot, count, at;
   };
 
-  // the runs of all far tokens of the ring; with a window, only of far tokens that its sums do not contain: those older
-  // than the reach, and recent ones
+  // the runs of the far tokens whose weights are computed here: without a window all of them in the ring; with one
+  // those that its sums do not contain, because they are older than its table of biases, or too recent
   void set_runs(const StepModel<T>& model, const TokenRing<T>& ring, Index tokens, Index first, Index far_end) {
     constexpr Index tile = TokenRing<T>::tile;
     if (!m_far) {
@@ -110,9 +110,10 @@ class StepWeights {
     for (Index i = 0; i < m_num_runs; ++i) use(m_runs[i]);
   }
 
-  // weight = exp(b) exp(log_scale - reference), with the ring's reference, from the tables of both factors. Returns
-  // false if a product may underflow, if the running sums or the window have a far larger weight than the reference, or
-  // if all products are so small that the sums would lose precision.
+  // weight = exp(b) exp(log_scale - R), R = ring.scale_reference(), as a product of two numbers that are stored: one
+  // for each age, and one for each token of the ring. Returns false if the weights must be computed otherwise: if a
+  // product may underflow, if the common factor of the running sums or of the window is more than exp(16) times as
+  // large as that of these weights, or if all products are so small that the sums would lose precision.
   bool set_by_tables(const StepBias<T>& bias, const TokenRing<T>& ring, Index tokens) {
     constexpr double most_spread = 80, most_above = 16;
     const double reference = ring.scale_reference() - m_largest_bias;

@@ -47,7 +47,8 @@ void for_each_field(const LagProblem<T>& problem, const Placement& keys, const s
 template <Real T>
 class ExactPairs {
  public:
-  /// For normalised queries q (n_q,d) and keys k (n_k,d), and values v (n_k,d_v), which must be finite.
+  /// For normalised queries q (n_q,d) and keys k (n_k,d), and values v (n_k,d_v). All values must be finite; non-finite
+  /// keys are replaced by zeros.
   ExactPairs(const LagProblem<T>& problem, const Placement& keys, const MatrixView<T>& q, const MatrixView<T>& k,
              const MatrixView<T>& v, const Team& team)
       : m_problem(problem), m_keys(keys), m_q(q), m_k(finite_rows<T>(k, team)), m_v(v), m_team(team) {}

@@ -143,7 +143,7 @@ class ProductChoice {
   double m_deviation = 0;
   toeplitz::Use m_use = toeplitz::Use::rows;
   // the products that Engine::automatic may select if keys are masked: their engines round per row, so they are
-  // admissible for any keys
+  // admissible whichever keys are masked
   std::array<std::optional<toeplitz::BorderedProduct<T>>, 2> m_per_row;
   toeplitz::BorderedProduct<T> m_product;
 };

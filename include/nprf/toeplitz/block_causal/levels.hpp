@@ -230,8 +230,9 @@ class CausalLevels {
     Index group;
   };
 
-  // The number of blocks of a size in a group, and the cost of this level and of those above it. By measurement, m
-  // sources of S places cost m S (3 log2 S - 4) for their transforms, and S for each of the m (m+1)/2 products.
+  // How many blocks of `size` slots form a group, and the cost of this level and of all levels of larger blocks. By
+  // measurement, the transforms of m blocks of S slots cost m S (3 log2 S - 4), and each of the m (m+1)/2 products of a
+  // block of keys and a later block of queries costs S.
   static Plan plan(Index n, Index size) {
     if (size >= n) return {0, 0};
     Plan best{std::numeric_limits<double>::infinity(), 0};

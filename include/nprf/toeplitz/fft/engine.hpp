@@ -56,7 +56,7 @@ class FftEngine {
   /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1.
   FftEngine(LagWeightsView<T> lags, const ProductShape& span, const Team& team)
       : m_n_q(span.n_q), m_n_k(span.n_k), m_tree(Tree::shared(Tree::length_for(std::max(span.n_q, span.n_k)))) {
-    // y[i] = sum_j c[j-i] x[j] is the product of x and g modulo z^2L + 1, with
+    // y[i] = sum_j c[j-i] x[j] is the product of the polynomials x and g modulo the polynomial z^(2L) + 1, with
     //     g[-lag] = c[lag] for lag <= 0    g[2L - lag] = -c[lag] for lag > 0
     const Index L = m_tree->length();
     T* spectrum = team.workspace().take<T>(2 * L);
