@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "nprf/core/function_ref.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 #include "support/catch.hpp"

@@ -13,7 +13,7 @@
 #include "nprf/calibration/head_sample.hpp"
 #include "nprf/calibration/softmax_error.hpp"
 #include "nprf/core/error.hpp"
-#include "nprf/core/near_lags.hpp"
+#include "nprf/core/lags.hpp"
 #include "nprf/core/rows.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/feature_map/balance.hpp"

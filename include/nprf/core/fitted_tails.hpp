@@ -7,7 +7,7 @@
 #include <numbers>
 #include <span>
 
-#include "nprf/core/lag_weights_view.hpp"
+#include "nprf/core/lags.hpp"
 
 namespace nprf {
 

@@ -5,8 +5,7 @@
 #include <limits>
 
 #include "nprf/core/error.hpp"
-#include "nprf/core/lag_bias_view.hpp"
-#include "nprf/core/lag_range.hpp"
+#include "nprf/core/lags.hpp"
 #include "nprf/core/types.hpp"
 
 namespace nprf {
@@ -21,7 +20,7 @@ struct LagBias {
   T slope_before = 0;                    // b[first - k] = table[0]   + k slope_before
   T slope_after = 0;                     // b[last  + k] = table[end] + k slope_after
 
-  /// The functions below are those of the view (lag_bias_view.hpp).
+  /// The functions below are those of the view (lags.hpp).
   LagBiasView<T> view() const { return {first, table.data(), table.size(), slope_before, slope_after}; }
 
   Index last() const { return first + table.size() - 1; }

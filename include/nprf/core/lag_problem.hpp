@@ -7,9 +7,7 @@
 #include "nprf/core/border.hpp"
 #include "nprf/core/engine.hpp"
 #include "nprf/core/index.hpp"
-#include "nprf/core/lag_range.hpp"
-#include "nprf/core/lag_weights_view.hpp"
-#include "nprf/core/near_lags.hpp"
+#include "nprf/core/lags.hpp"
 #include "nprf/core/slots.hpp"
 
 namespace nprf {

@@ -3,7 +3,7 @@
 
 #include "nprf/core/lag_bias.hpp"
 #include "nprf/core/lag_problem.hpp"
-#include "nprf/core/lag_weights_view.hpp"
+#include "nprf/core/lags.hpp"
 #include "nprf/core/lower_lags.hpp"
 #include "nprf/core/workspace.hpp"
 

@@ -6,13 +6,13 @@
 
 #include "nprf/core/border.hpp"
 #include "nprf/core/engine.hpp"
-#include "nprf/core/lag_bias_view.hpp"
 #include "nprf/core/lag_problem.hpp"
-#include "nprf/core/lag_range.hpp"
+#include "nprf/core/lags.hpp"
 #include "nprf/core/slots.hpp"
 
 /// Builds a LagProblem from the slots of tokens and the biases of a position, without a matrix library. The CPU's
-/// attention uses it through attention/weights/lower.hpp, and a GPU's plan through cuda/plan/device_model.cuh.
+/// attention uses it through attention/weights/prepared_position.hpp, and a GPU's plan through
+/// cuda/plan/device_model.cuh.
 namespace nprf {
 
 /// In the forward pass, runs of equal weights at the ends of a table count as tails. In the backward pass they do not,

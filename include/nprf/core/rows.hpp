@@ -6,6 +6,7 @@
 #include <span>
 #include <type_traits>
 
+#include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 
 /// Sums and updates of rows, each compiled once for a scalar. Eigen's expressions say the same, but each is a type of
@@ -150,6 +151,15 @@ void set_scaled(std::span<T> y, T c, std::type_identity_t<std::span<const T>> x)
 template <class T>
 void set_quotient(std::span<T> y, std::type_identity_t<std::span<const T>> x, T c) {
   detail::vector_of(y) = detail::vector_of(x) / c;
+}
+
+/// xs_i = scale_i x_i for the rows of x (n,d), into the caller's xs (n,d), by a team. scale (n) must have one factor
+/// for each row. O(n d).
+template <Real T>
+void scale_rows(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> xs, const Team& team) {
+  team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace&) {
+    for (Index i = i0; i < i0 + rows; ++i) set_scaled(writable_row(xs, i), scale.data()[i], row_of(x, i));
+  });
 }
 
 }  // namespace nprf

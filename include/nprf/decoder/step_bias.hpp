@@ -10,7 +10,7 @@
 
 #include "nprf/core/fitted_tails.hpp"
 #include "nprf/core/index.hpp"
-#include "nprf/core/lag_bias_view.hpp"
+#include "nprf/core/lags.hpp"
 #include "nprf/core/row_quotient.hpp"
 
 namespace nprf {

@@ -7,7 +7,6 @@
 #include "nprf/core/error.hpp"
 #include "nprf/core/pack.hpp"
 #include "nprf/core/rows.hpp"
-#include "nprf/core/scale_rows.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/feature_map/feature_map_view.hpp"

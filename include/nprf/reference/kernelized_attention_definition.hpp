@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "nprf/attention/batch/head.hpp"
-#include "nprf/core/near_lags.hpp"
+#include "nprf/core/lags.hpp"
 #include "nprf/core/rows.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/reference/kernelized_attention.hpp"

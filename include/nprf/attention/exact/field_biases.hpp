@@ -8,7 +8,7 @@
 #include "nprf/attention/exact/exact_field.hpp"
 #include "nprf/attention/weights/pair_bias.hpp"
 #include "nprf/core/lag_problem.hpp"
-#include "nprf/core/lag_range.hpp"
+#include "nprf/core/lags.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/core/workspace.hpp"
@@ -16,7 +16,7 @@
 
 namespace nprf {
 
-/// The biases of the pairs of the near field (core/near_lags.hpp), relative to the largest of them; -infinity for other
+/// The biases of the pairs of the near field (core/lags.hpp), relative to the largest of them; -infinity for other
 /// pairs.
 template <Real T>
 class NearBiases final : public FieldBiases<T> {

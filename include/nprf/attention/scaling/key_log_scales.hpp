@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "nprf/core/lag_problem.hpp"
-#include "nprf/core/lag_range.hpp"
+#include "nprf/core/lags.hpp"
 #include "nprf/core/rows.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"

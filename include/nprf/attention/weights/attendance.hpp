@@ -7,7 +7,7 @@
 #include <functional>
 
 #include "nprf/core/lag_problem.hpp"
-#include "nprf/core/lag_range.hpp"
+#include "nprf/core/lags.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/core/workspace.hpp"

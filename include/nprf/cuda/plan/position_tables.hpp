@@ -9,8 +9,7 @@
 #include <vector>
 
 #include "nprf/core/index.hpp"
-#include "nprf/core/lag_bias_view.hpp"
-#include "nprf/core/lag_range.hpp"
+#include "nprf/core/lags.hpp"
 #include "nprf/cuda/model.hpp"
 
 namespace nprf::cuda {

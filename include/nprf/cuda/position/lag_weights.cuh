@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "nprf/core/border.hpp"
-#include "nprf/core/near_lags.hpp"
+#include "nprf/core/lags.hpp"
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/device/storage.cuh"
 #include "nprf/cuda/position/token_places.cuh"

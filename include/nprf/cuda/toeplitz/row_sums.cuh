@@ -7,7 +7,7 @@
 
 namespace nprf::cuda {
 
-/// Which pairs of a row are computed one by one. field: the near pairs (core/near_lags.hpp) and the pairs whose key is
+/// Which pairs of a row are computed one by one. field: the near pairs (core/lags.hpp) and the pairs whose key is
 /// a sink. features, softmax: all pairs, because the row is recomputed from its features, or by exact softmax.
 enum class RowKind : unsigned char { field, features, softmax };
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "nprf/core/near_lags.hpp"
+#include "nprf/core/lags.hpp"
 #include "nprf/cuda/device/call_counters.cuh"
 #include "nprf/cuda/position/lag_weights.cuh"
 #include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/core/lag_range.hpp"
+#include "nprf/core/lags.hpp"
 
 #include <set>
 

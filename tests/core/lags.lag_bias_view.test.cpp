@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/core/lag_bias_view.hpp"
+#include "nprf/core/lags.hpp"
 
 #include <algorithm>
 #include <limits>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/core/lag_weights_view.hpp"
+#include "nprf/core/lags.hpp"
 
 #include "support/catch.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-#include "nprf/core/near_lags.hpp"
+#include "nprf/core/lags.hpp"
 
 #include <cstdlib>
 

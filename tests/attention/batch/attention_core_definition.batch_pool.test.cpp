@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/attention/batch/batch_pool.hpp"
+#include "nprf/attention/batch/attention_core_definition.hpp"
 
 #include "support/catch.hpp"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/core/scale_rows.hpp"
+#include "nprf/core/rows.hpp"
 
 #include <cmath>
 #include <limits>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/core/function_ref.hpp"
+#include "nprf/core/team.hpp"
 
 #include <type_traits>
 #include <vector>
