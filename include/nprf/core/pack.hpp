@@ -10,10 +10,7 @@
 namespace nprf {
 
 /// A vector register of scalars, by Eigen's wrappers of the instruction sets; one scalar where Eigen does not
-/// vectorise. Loads and stores accept unaligned addresses.
-///
-/// With xsimd 8.1 or Highway 1.0.3 instead of Eigen, the direct engine took the same time within 2 %. With the
-/// compiler's vector types, as in fft::Lanes, it took 7 % longer with AVX2 and up to 31 % with SSE2 (g++ 12).
+/// vectorise. Loads and stores accept unaligned addresses. bench/README.md compares it with libraries for vectors.
 template <Real T>
 struct Pack {
   using Register = typename Eigen::internal::packet_traits<T>::type;

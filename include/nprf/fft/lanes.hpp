@@ -50,10 +50,9 @@ inline constexpr Index lane_count = detail::register_bytes / static_cast<Index>(
 /// The number of vector registers, the bytes of each, and whether the instruction set has fused multiply-adds.
 using detail::vector_registers, detail::register_bytes, detail::has_fused_multiply_add;
 
-/// One real number of each of lane_count signals, as a built-in vector type of the compiler. Eigen's fixed-size arrays
-/// give the same arithmetic, but compilers keep them in memory, which is 3 to 4 times slower (g++ 12). Butterflies
-/// with xsimd 8.1 or Highway 1.0.3 took 0.97 to 1.02 times as long as these with AVX2, and with AVX-512 1.00 to 1.02
-/// times in float and 1.04 to 1.09 times in double.
+/// One real number of each of lane_count signals, as a built-in vector type of the compiler, which keeps it in a
+/// register. Compilers keep Eigen's fixed-size arrays in memory. bench/README.md compares it with libraries for
+/// vectors.
 template <Real T>
 using Lanes = typename detail::LanesOf<T>::Type;
 

@@ -36,10 +36,7 @@ struct CostFactors {
 /// load, store and shuffle, and their time grows less. So their cost in multiply-adds is smaller.
 ///
 /// NEON's factors (16, fused) are those of AVX2 and AVX-512, reduced. They were not measured on an ARM processor, but
-/// with x86 code of NEON's shape: 32 registers of 128 bits and fused multiply-adds. Relative to the direct engine, the
-/// time of a unit of cost was 0.68 to 0.75 for FftEngine (with AVX2 and AVX-512: 0.76 to 0.89), 0.67 to 0.84 for
-/// BlockCausalEngine (0.80 to 1.10), and 0.73 to 0.92 for tails (0.83 to 1.26). SSE2 has no fused multiply-adds, and
-/// keeps the common factors.
+/// with x86 code of NEON's shape (bench/README.md). SSE2 has no fused multiply-adds, and keeps the common factors.
 constexpr CostFactors cost_factors_of(int register_bytes, bool has_fused_multiply_add) {
   if (register_bytes == 16 && has_fused_multiply_add) return {2.6, 21.5, 4.1, 1.6};
   return {3, 25, 5, 2};
