@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "nprf/attention/fallback/row_recompute.hpp"
+#include "nprf/attention/weights/prepared_position.hpp"
 #include "nprf/position/position.hpp"
 #include "nprf/position/relative.hpp"
 #include "support/attention.hpp"
