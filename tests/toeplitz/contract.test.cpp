@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "nprf/toeplitz/plan/choose.hpp"
 #include "support/catch.hpp"
 #include "support/product.hpp"
 #include "support/random.hpp"

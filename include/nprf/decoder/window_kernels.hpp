@@ -23,7 +23,7 @@
 
 namespace nprf {
 
-/// Successive positions first..first+size-1 whose queries get their sums over the tokens before far_end() from one
+/// The tokens first..first+size-1 of a sequence, whose queries get their sums over the tokens before far_end() from one
 /// online convolution (far_window.hpp). Size 0: there is no window, and queries sum over the tokens themselves.
 struct Window {
   Index first = 0, size = 0;
@@ -36,19 +36,19 @@ struct Window {
 /// What the choice of windows depends on.
 struct WindowCosts {
   Index r, d_v;   // features, and columns of values
-  Index signals;  // the signals that are transformed, in whole registers
-  Index tokens;   // the most tokens of a query that are not in running sums
+  Index signals;  // the number of signals that are transformed, rounded up to whole registers
+  Index tokens;   // the largest number of earlier tokens that a query attends to and that are not in running sums
   Index least;    // the smallest size of a window
 };
 
-/// The window of each position. The sizes of windows are powers of two. A window's size and first position depend on
-/// the position alone, so that rows do not depend on how the tokens were divided between calls.
+/// The window of each token of a sequence. The sizes of windows are powers of two. A window's size and first token
+/// depend on the index of the token alone, so that rows do not depend on how the tokens were divided between calls.
 class WindowPlan {
  public:
   /// No windows.
   WindowPlan() = default;
 
-  /// Windows of `size` tokens, a power of two, from position 2 * size on.
+  /// Windows of `size` tokens, a power of two, from token 2 * size on.
   static WindowPlan fixed(Index size) {
     WindowPlan plan;
     for (std::size_t e = 0; e < plan.m_sizes.size(); ++e)

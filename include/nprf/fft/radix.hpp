@@ -133,7 +133,7 @@ NPRF_ALWAYS_INLINE void split_parts(ComplexLanes<T> (&z)[radix], const T* table)
   }
 }
 
-/// A split of real numbers x_l: the first stage needs half of the operations.
+/// The same for real numbers x_l: its first stage needs half of the operations.
 template <int radix, Real T>
 NPRF_ALWAYS_INLINE void split_parts(const std::type_identity_t<Lanes<T>> (&x)[radix], ComplexLanes<T> (&z)[radix],
                                     const T* table) {

@@ -211,8 +211,8 @@ void Batch<T>::forward(const HeadModels<T>& heads, const HeadsView<const T>& q, 
   const EndOfCall end_of_call{*this};
   const Workspace::Scope scope(team.workspace());
   const double tolerance = call.tolerance > 0 ? call.tolerance : default_tolerance<T>;
-  // backward needs the gradients of the position's own biases, and the effect of a deviation is bounded for positive
-  // weights alone
+  // the biases may be replaced by close ones that cost less; not if backward follows, which needs the gradients of the
+  // biases as they are, and not for features of both signs, for which the effect on y has no bound
   const bool may_deviate = !saved && heads.feature_map(0).is_positive();
   prepare_positions(heads, m_segments, d_v, {call.offset, Pass::forward, may_deviate ? tolerance / 4 : 0}, team);
   const std::size_t segments = differ ? 1 : m_segments.size();  // of each sequence

@@ -17,10 +17,13 @@ namespace nprf::cuda {
 ///
 ///     db[entry] = c[entry] sum (A_i.B_j) (G_i.U_j)    over the pairs (i, j) of the entry.
 ///
-/// If some queries are selected (selected.selected is not null), G is zero for these queries, and H for all others. For
-/// an entry of a lag only the pairs of H are then added up, since LagCorrelations adds those of G. For an entry of the
-/// border both are added up. O(n^2 (r + p)) for n tokens. With selected queries it is O(n (r + p)) for each token
-/// without a slot and for each selected query, and O(n^2) comparisons for each matrix z that has a selected query.
+/// O(n^2 (r + p)) for n tokens.
+///
+/// If some queries are selected (selected.selected is not null), dL/dY is G + H: H has the rows of the selected
+/// queries, G those of all others, and their other rows are zero. For an entry of a lag the sum is then over the
+/// selected queries alone, since LagCorrelations adds the others. For an entry of the border it is over all queries.
+/// This is O(n (r + p)) for each token without a slot and for each selected query, and O(n^2) comparisons for each
+/// matrix z that has a selected query.
 struct GridLagGradientTask {
   Operand<float> A, B, G, U;  // (n,r) (n,r) (n,p + 1) (n,p + 1)
   Operand<float> H;           // (n,p + 1)

@@ -14,7 +14,8 @@
 
 namespace nprf::cuda {
 
-/// The kernels for up to N = folds * L tokens, by FFTs in shared memory (SharedMemoryTask).
+/// The kernels for up to N = folds * L tokens, by FFTs of length L in shared memory; a signal is divided into `folds`
+/// pieces (SharedMemoryTask). `shared` and `spectrum_shared` are the bytes of shared memory of the two kernels.
 struct SharedMemoryVariant {
   int L, folds, threads;
   std::size_t shared, spectrum_shared;
