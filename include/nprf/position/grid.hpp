@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <span>
@@ -44,8 +43,7 @@ class GridPosition {
     check(b, "b");
     check(m_extra, "extra");
     m_bias.first = -(b.size() / 2);
-    m_bias.table.resize(b.size());
-    std::copy_n(b.data(), b.size(), m_bias.table.data());
+    m_bias.table = Vector<T>(Eigen::Map<const Vector<T>>(b.data(), b.size()));
   }
 
   Index height() const { return m_height; }
