@@ -38,10 +38,7 @@ void EluFeatures<T>::queries(const MatrixView<T>& x, RowScale<T> scale, MatrixRe
   team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace&) {
     for (Index i = i0; i < i0 + rows; ++i) {
       const T s = scale.empty() ? T(1) : scale[static_cast<std::size_t>(i)];
-      for (Index l = 0; l < m_d; ++l) {
-        const T t = s * x(i, l);
-        phi(i, l) = t > 0 ? t + 1 : std::exp(t);
-      }
+      phi.row(i) = (s * x.row(i)).unaryExpr([](T t) { return t > 0 ? t + 1 : std::exp(t); });
     }
   });
 }
@@ -62,8 +59,8 @@ void EluFeatures<T>::backward(const MatrixView<T>& x, const MatrixView<T>& phi, 
                               MatrixRef<T> dx, const Team& team) const {
   detail::check_gradient<T>(m_d, m_d, x, phi, dphi, dx);
   team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace&) {
-    for (Index i = i0; i < i0 + rows; ++i)
-      for (Index l = 0; l < m_d; ++l) dx(i, l) = x(i, l) > 0 ? dphi(i, l) : dphi(i, l) * phi(i, l);
+    const auto f = phi.middleRows(i0, rows).array(), g = dphi.middleRows(i0, rows).array();
+    dx.middleRows(i0, rows) = (x.middleRows(i0, rows).array() > 0).select(g, g * f);
   });
 }
 
