@@ -34,7 +34,6 @@ TEMPLATE_TEST_CASE("sums of rows are those of loops in long double, whatever mat
       CHECK_FALSE(differs(dot(row_of(x, i), row_of(y, i)), product, magnitude));
       CHECK(std::abs(dot_in_double(row_of(x, i), row_of(y, i)) - static_cast<double>(product)) <=
             epsilon<double> * static_cast<double>((d + 1) * magnitude));
-      CHECK_FALSE(differs(squared_norm(row_of(x, i)), square, square));
       CHECK_FALSE(differs(norm(row_of(x, i)), std::sqrt(square), std::sqrt(square)));
       CHECK_FALSE(differs(sum(row_of(x, i)), total, size));
       CHECK(largest_magnitude(row_of(x, i)) == largest);
@@ -88,7 +87,7 @@ TEMPLATE_TEST_CASE("selected and scaled rows, their mean, and products of a tran
   using T = TestType;
   const Matrix<T> a = normal<T>(9, 4, 1), b = normal<T>(9, 6, 2);
   const Index chosen[] = {8, 0, 8};
-  CHECK(same_bits(selected_rows(a, std::span<const Index>(chosen)), Matrix<T>(a({8, 0, 8}, Eigen::all))));
+  CHECK(same_bits(selected_rows(a, std::span<const Index>(chosen)), Matrix<T>(a({8, 0, 8}, Eigen::indexing::all))));
   const Vector<T> factors = normal_vector<T>(9, 3);
   CHECK(same_bits(rows_scaled_by(entries_of(factors), a), Matrix<T>(factors.asDiagonal() * a)));
   const double bound = 9 * epsilon<T> * static_cast<double>((a.cwiseAbs().transpose() * b.cwiseAbs()).maxCoeff());

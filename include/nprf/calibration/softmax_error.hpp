@@ -71,7 +71,7 @@ class SoftmaxComparison {
     Team(workspaces, m_options.poll).run_tiles(n, tile_rows, [&](Index i0, Index rows, Workspace&) {
       const Tile tile = exact_tile(i0, rows);
       for (Index i = 0; i < rows; ++i) {
-        for (const T y : row_of(tile.y, i)) exact[i0 + i] += static_cast<double>(y) * static_cast<double>(y);
+        exact[i0 + i] = dot_in_double(row_of(tile.y, i), row_of(tile.y, i));
         attends[i0 + i] = tile.largest[i] > -infinity ? 1 : 0;
       }
       set_differences(tile, i0, features, counts, difference.middleRows(i0, rows));
@@ -139,7 +139,7 @@ class SoftmaxComparison {
     for (Index i = 0; i < phi.rows(); ++i)
       for (std::size_t c = 0; c < counts.size(); ++c) {
         const std::span features = row_of(phi, i).first(static_cast<std::size_t>(counts[c]));
-        norms(i, static_cast<Index>(c)) = std::sqrt(squared_norm(features));
+        norms(i, static_cast<Index>(c)) = norm(features);
       }
     return norms;
   }

@@ -43,12 +43,6 @@ T dot(std::span<const T> x, std::span<const T> y) {
   return detail::vector_of(x).dot(detail::vector_of(y));
 }
 
-/// |x|^2.
-template <class T>
-T squared_norm(std::span<const T> x) {
-  return detail::vector_of(x).squaredNorm();
-}
-
 /// The largest |x_l|, 0 for an empty row. A NaN may be overlooked.
 template <class T>
 T largest_magnitude(std::span<const T> x) {
@@ -139,6 +133,11 @@ Matrix<T> transposed_product(const Matrix<T>& a, const Matrix<T>& b) {
 template <class T>
 T norm(std::span<const T> x) {
   return detail::vector_of(x).norm();
+}
+/// norms_i = |x_i| for the rows of x (n,d).
+template <Real T>
+void set_norms(T* norms, const std::type_identity_t<MatrixView<T>>& x) {
+  for (Index i = 0; i < x.rows(); ++i) norms[i] = norm(row_of(x, i));
 }
 
 /// y = c x. y may be x.

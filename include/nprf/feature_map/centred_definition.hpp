@@ -19,15 +19,6 @@
 
 namespace nprf {
 
-namespace detail {
-
-template <class X>
-double norm_of(const X& x) {
-  return static_cast<double>(std::sqrt(squared_norm(entries_of(x))));
-}
-
-}  // namespace detail
-
 template <Real T>
 CentredCore<T>::CentredCore(Index d, Centring<T> constants) : m_constants(std::move(constants)) {
   const auto& [nu, mu, A, A_inverse] = m_constants;
@@ -146,7 +137,8 @@ Matrix<T> CentredCore<T>::backward(const FeatureMapView<T>& map, const MatrixVie
 template <Real T>
 double CentredCore<T>::relative_error(const FeatureMapView<T>& map, double norm) const {
   const double d = static_cast<double>(map.input_dim()), z = largest_coordinates(norm);
-  const double factor = norm * std::max(detail::norm_of(m_constants.query_mean), detail::norm_of(m_constants.key_mean));
+  const double factor = norm * static_cast<double>(std::max(nprf::norm(entries_of(m_constants.query_mean)),
+                                                            nprf::norm(entries_of(m_constants.key_mean))));
   return map.relative_error(z) +
          static_cast<double>(std::numeric_limits<T>::epsilon()) / 2 * (3 + (2 + std::sqrt(d) / 8) * (z * z + factor));
 }
@@ -155,7 +147,8 @@ double CentredCore<T>::relative_error(const FeatureMapView<T>& map, double norm)
 template <Real T>
 double CentredCore<T>::largest_coordinates(double norm) const {
   const auto bound = [&](const Coordinates& of) {
-    return detail::norm_of(of.axes) * (norm + detail::norm_of(of.mean));
+    return static_cast<double>(nprf::norm(entries_of(of.axes))) *
+           (norm + static_cast<double>(nprf::norm(entries_of(of.mean))));
   };
   return std::max(bound(coordinates(Side::query)), bound(coordinates(Side::key)));
 }

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <Eigen/Jacobi>
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <limits>
 #include <numeric>
 #include <span>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "nprf/core/power_of_two.hpp"
@@ -42,21 +45,18 @@ std::vector<T> make_rows_orthogonal(Matrix<T>& w) {
   bool is_done = false;
   for (int sweep = 0; sweep < 30 && !is_done; ++sweep) {
     is_done = true;
-    for (Index p = 0; p < w.rows(); ++p) squares[static_cast<std::size_t>(p)] = squared_norm(row_of(w, p));
+    for (Index p = 0; p < w.rows(); ++p) squares[static_cast<std::size_t>(p)] = dot(row_of(w, p), row_of(w, p));
     for (Index p = 0; p < w.rows(); ++p)
       for (Index q = p + 1; q < w.rows(); ++q) {
         T &a = squares[static_cast<std::size_t>(p)], &b = squares[static_cast<std::size_t>(q)];
         const T product = dot(row_of(w, p), row_of(w, q));
         if (std::abs(product) <= 4 * std::numeric_limits<T>::epsilon() * std::sqrt(a * b)) continue;
         is_done = false;
-        // the rotation by the angle of tangent t, as three shears
-        const T slope = (b - a) / (2 * product), t = 1 / (slope + std::copysign(std::hypot(T(1), slope), slope)),
-                length = std::hypot(T(1), t);
-        const auto x = writable_row(w, p), y = writable_row(w, q);
-        add_scaled<T>(x, -t / (1 + length), y);
-        add_scaled<T>(y, t / length, x);
-        add_scaled<T>(x, -t / (1 + length), y);
-        a -= t * product, b += t * product;
+        Eigen::JacobiRotation<T> rotation;
+        rotation.makeJacobi(a, product, b);
+        w.applyOnTheLeft(p, q, rotation.adjoint());
+        const T c = rotation.c(), s = rotation.s(), cross = 2 * c * s * product;
+        std::tie(a, b) = std::pair(c * c * a + s * s * b - cross, s * s * a + c * c * b + cross);
       }
   }
   return squares;

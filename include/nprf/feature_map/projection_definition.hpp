@@ -27,8 +27,7 @@ Matrix<T> haar_orthogonal(Matrix<T> q) {
     const auto row = writable_row(q, i);
     for (int pass = 0; pass < 2; ++pass)
       for (Index l = 0; l < i; ++l) add_scaled(row, -dot(row_of(q, i), row_of(q, l)), row_of(q, l));
-    const T norm = std::sqrt(squared_norm(row_of(q, i)));
-    for (T& entry : row) entry /= norm;
+    set_quotient(row, row, norm(row_of(q, i)));
   }
   return q;  // (m,d)
 }
@@ -70,7 +69,7 @@ Matrix<T> draw_untilted_rows(const FeatureOptions& options) {
   Matrix<T> w = normal.matrix(m, d);  // (m,d)
   const double radius = std::sqrt(static_cast<double>(d));
   if (projection == sphere) {
-    for (Index r = 0; r < m; ++r) scale(writable_row(w, r), radius / std::sqrt(squared_norm(row_of(w, r))));
+    for (Index r = 0; r < m; ++r) scale(writable_row(w, r), radius / norm(row_of(w, r)));
   } else if (has_blocks) {
     NormalDeviates directions(options.seed, 1);
     for (Index r = 0; r < m; r += d) {
@@ -78,8 +77,8 @@ Matrix<T> draw_untilted_rows(const FeatureOptions& options) {
       Matrix<T> q = detail::haar_orthogonal(directions.matrix(rows, d));  // (rows,d)
       if (is_simplex) q = detail::simplex_corners(std::move(q));
       for (Index i = 0; i < rows; ++i) {
-        const double norm = is_on_sphere ? radius : std::sqrt(squared_norm(row_of(w, r + i)));
-        for (Index l = 0; l < d; ++l) w(r + i, l) = norm * q(i, l);
+        const double length = is_on_sphere ? radius : norm(row_of(w, r + i));
+        set_scaled(writable_row(w, r + i), length, row_of(q, i));
       }
     }
   }

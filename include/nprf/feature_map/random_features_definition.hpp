@@ -25,8 +25,8 @@ inline constexpr Index projected_rows = 21 * Block<T>::rows;
 template <Real T>
 double longest_row(const Matrix<T>& w) {
   T longest = 0;
-  for (Index f = 0; f < w.rows(); ++f) longest = std::max(longest, squared_norm(row_of(w, f)));
-  return static_cast<double>(std::sqrt(longest));
+  for (Index f = 0; f < w.rows(); ++f) longest = std::max(longest, norm(row_of(w, f)));
+  return static_cast<double>(longest);
 }
 
 // the offsets, padded like the columns of W^T: the last one is repeated

@@ -53,8 +53,8 @@ void QuadraticFeatures<T>::set_features(const MatrixView<T>& x, RowScale<T> scal
   team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace& scratch) {
     auto z = scratch.vector<T>(m_d);
     for (Index i = i0; i < i0 + rows; ++i) {
-      std::ranges::copy(row_of(x, i), z.data());
-      nprf::scale(std::span(z.data(), row_of(x, i).size()), scale.empty() ? T(1) : scale[static_cast<std::size_t>(i)]);
+      const T s = scale.empty() ? T(1) : scale[static_cast<std::size_t>(i)];
+      set_scaled(std::span(z.data(), row_of(x, i).size()), s, row_of(x, i));
       const T g = row.features(z.data(), m_d, &phi(i, 0));
       if (log_factor) log_factor[i] = g;
     }
@@ -70,8 +70,7 @@ void QuadraticFeatures<T>::set_gradient(const MatrixView<T>& x, const MatrixView
   team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace& scratch) {
     auto g = scratch.vector<T>(output_dim());
     for (Index i = i0; i < i0 + rows; ++i) {
-      std::ranges::copy(row_of(dphi, i), g.data());
-      scale(std::span(g.data(), row_of(dphi, i).size()), phi(i, 0));
+      set_scaled(std::span(g.data(), row_of(dphi, i).size()), phi(i, 0), row_of(dphi, i));
       row.backward(row_of(x, i).data(), m_d, g.data(), dot(row_of(phi, i), row_of(dphi, i)), &dx(i, 0));
     }
   });

@@ -77,8 +77,8 @@ T Normalization::row_factor(const T* x, Index d, Workspace& scratch) const {
   const std::span<T> entries(row.data(), static_cast<std::size_t>(d));
   const T largest = largest_magnitude<T>(entries);
   if (largest == T(0) && is_finite<T>(entries)) return T(0);
-  for (T& entry : entries) entry /= largest;
-  return factor(static_cast<double>(largest) * std::sqrt(squared_norm<T>(entries)));
+  set_quotient(entries, entries, largest);
+  return factor(static_cast<double>(largest) * norm<T>(entries));
 }
 
 }  // namespace nprf

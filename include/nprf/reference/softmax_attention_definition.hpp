@@ -212,15 +212,15 @@ Matrix<T> softmax_attention(const MatrixView<T>& q, const MatrixView<T>& k, cons
         }
         s = (s - new_max).exp();
         // Eigen's exp(-infinity) may be positive
-        for (Index j = 0; any_masked && j < cols; ++j)
-          if (bias[j] == minus_infinity) s[j] = 0;
+        if (any_masked)
+          for (Index j = 0; j < cols; ++j)
+            if (bias[j] == minus_infinity) s[j] = 0;
         sum[i] += s.sum();
       }
       add_product(out, S, values.middleRows(j0, cols));  // (rows,d_v)
     }
     for (Index i = 0; i < rows; ++i)
-      if (largest[i] != minus_infinity)
-        for (T& entry : writable_row(out, i)) entry /= sum[i];
+      if (largest[i] != minus_infinity) set_quotient(writable_row(out, i), row_of(out, i), sum[i]);
   });
   return y;
 }

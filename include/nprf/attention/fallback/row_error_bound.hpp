@@ -89,8 +89,8 @@ class RowErrorBound {
     if (m_terms) {
       auto a = workspace.template matrix<T>(n_q, 1), b = workspace.template matrix<T>(n_k, 1),
            none = workspace.template matrix<T>(n_k, 0), nothing = workspace.template matrix<T>(n_q, 0);
-      for (Index i = 0; i < n_q; ++i) a.data()[i] = norm(row_of(x.A, i));
-      for (Index j = 0; j < n_k; ++j) b.data()[j] = norm(row_of(x.B, j));
+      set_norms(a.data(), x.A);
+      set_norms(b.data(), x.B);
       product.contract({a, b, none, x.queries, x.keys, x.key_log_scales}, nothing, team, m_terms);
     }
   }

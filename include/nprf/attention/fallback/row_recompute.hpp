@@ -243,8 +243,8 @@ class RowRecompute {
     const Index rows = m_rows.count(), n_k = m_x.B.rows();
     auto a = workspace.template matrix<T>(rows, 1), b = workspace.template matrix<T>(n_k, 1),
          none = workspace.template matrix<T>(n_k, 0), nothing = workspace.template matrix<T>(rows, 0);
-    for (Index k = 0; k < rows; ++k) a.data()[k] = norm(row_of(m_A, k));
-    for (Index j = 0; j < n_k; ++j) b.data()[j] = norm(row_of(m_x.B, j));
+    set_norms(a.data(), m_A);
+    set_norms(b.data(), m_x.B);
     m_tiles.contract(a, b, none, nothing, terms);
   }
 

@@ -115,8 +115,8 @@ class CheckedGradients {
          dA = workspace.template matrix<T>(n_q, 1), dB = workspace.template matrix<T>(n_k, 1),
          dU = workspace.template matrix<T>(n_k, 1);
     auto dc = workspace.template vector<T>(m_product.num_lags());
-    for (Index i = 0; i < n_q; ++i) a(i, 0) = std::sqrt(squared_norm(row_of(m_x.A, i)));
-    for (Index j = 0; j < n_k; ++j) b(j, 0) = std::sqrt(squared_norm(row_of(m_x.B, j)));
+    set_norms(a.data(), m_x.A);
+    set_norms(b.data(), m_x.B);
     ones.setOnes();
     zeros.setZero();
     const MatrixView<T> A = a, B = b, U = ones;
