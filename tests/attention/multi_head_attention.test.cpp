@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "nprf/attention/attention.hpp"
-#include "nprf/core/team.hpp"
+#include "nprf/core/function_ref.hpp"
 #include "nprf/core/threads.hpp"
 #include "nprf/feature_map/paper_names.hpp"
 #include "nprf/position/alibi.hpp"

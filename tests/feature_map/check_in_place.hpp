@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "nprf/core/function_ref.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 #include "support/catch.hpp"

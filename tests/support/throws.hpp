@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "nprf/core/error.hpp"
-#include "nprf/core/team.hpp"
+#include "nprf/core/function_ref.hpp"
 #include "support/catch.hpp"
 
 namespace nprf::test {

@@ -11,8 +11,7 @@
 #include "nprf/core/slots.hpp"
 
 /// Builds a LagProblem from the slots of tokens and the biases of a position, without a matrix library. The CPU's
-/// attention uses it through attention/weights/prepared_position.hpp, and a GPU's plan through
-/// cuda/plan/device_model.cuh.
+/// attention uses it through attention/weights/lower.hpp, and a GPU's plan through cuda/plan/device_model.cuh.
 namespace nprf {
 
 /// In the forward pass, runs of equal weights at the ends of a table count as tails. In the backward pass they do not,

@@ -3,45 +3,17 @@
 
 #include <algorithm>
 #include <atomic>
-#include <concepts>
 #include <exception>
 #include <mutex>
 #include <span>
-#include <type_traits>
-#include <utility>
 #include <vector>
 
+#include "nprf/core/function_ref.hpp"
 #include "nprf/core/threads.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/core/workspace.hpp"
 
 namespace nprf {
-
-template <class Signature>
-class FunctionRef;
-
-/// A reference to a function object of any type. A function that takes a FunctionRef is compiled once, not for each
-/// type of function object. The object must outlive the reference.
-template <class Result, class... Arguments>
-class FunctionRef<Result(Arguments...)> {
- public:
-  template <class F>
-    requires std::is_object_v<F> && std::is_invocable_r_v<Result, const F&, Arguments...> &&
-                 (!std::same_as<F, FunctionRef>)
-  FunctionRef(const F& f)
-      : m_object(&f), m_call([](const void* object, Arguments... arguments) -> Result {
-          if constexpr (std::is_void_v<Result>)
-            (*static_cast<const F*>(object))(std::forward<Arguments>(arguments)...);
-          else
-            return (*static_cast<const F*>(object))(std::forward<Arguments>(arguments)...);
-        }) {}
-
-  Result operator()(Arguments... arguments) const { return m_call(m_object, std::forward<Arguments>(arguments)...); }
-
- private:
-  const void* m_object;
-  Result (*m_call)(const void*, Arguments...);
-};
 
 /// The threads of one call, each with its own scratch memory. A function that uses a Team divides its work into tasks
 /// that do not depend on the number of threads, so that results are bitwise reproducible for any thread count.

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "nprf/attention/attention.hpp"
-#include "nprf/core/team.hpp"
+#include "nprf/core/function_ref.hpp"
 #include "nprf/feature_map/feature_map_view.hpp"
 #include "nprf/position/position_view.hpp"
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "nprf/attention/attention.hpp"
-#include "nprf/attention/weights/prepared_position.hpp"
+#include "nprf/attention/weights/lower.hpp"
 #include "nprf/core/workspace.hpp"
 #include "nprf/cuda/plan/model_of.hpp"
 #include "nprf/feature_map/paper_names.hpp"

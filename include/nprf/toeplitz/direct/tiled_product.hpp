@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "nprf/core/block_product.hpp"
+#include "nprf/core/function_ref.hpp"
 #include "nprf/core/long_sums.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/workspace.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/core/team.hpp"
+#include "nprf/core/function_ref.hpp"
 
 #include <type_traits>
 #include <vector>

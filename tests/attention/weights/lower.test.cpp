@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/attention/weights/prepared_position.hpp"
+#include "nprf/attention/weights/lower.hpp"
 
 #include <algorithm>
 #include <array>
