@@ -130,8 +130,7 @@ class FarWindow {
     return {eps * sum.N * static_cast<double>(m_value_scale), eps * sum.D};
   }
 
-  /// Allocates memory for windows of `size` queries, and keeps its contents. Throws std::bad_alloc, and then changes
-  /// nothing.
+  /// Allocates memory for windows of `size` queries, and keeps its contents, also if it throws std::bad_alloc.
   void reserve(const FarSignals<T>& signals, Index size) {
     enlarge(m_errors, 2 * signals.r);
     enlarge(m_rows, size * signals.registers() * W);
