@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <limits>
+
+#include "nprf/attention/batch/head.hpp"
+#include "nprf/attention/batch/saved_storage.hpp"
+#include "nprf/attention/fallback/non_finite.hpp"
+#include "nprf/attention/saved.hpp"
+#include "nprf/attention/scaling/key_log_scales.hpp"
+#include "nprf/attention/weights/prepared_position.hpp"
+#include "nprf/core/rows.hpp"
+#include "nprf/core/slots.hpp"
+#include "nprf/core/team.hpp"
+#include "nprf/core/types.hpp"
+#include "nprf/normalize/lifted_rows.hpp"
+
+namespace nprf {
+
+/// The queries and keys of one sequence, without padding, normalised, and their features A = phi(q) and B = phi(k),
+/// with zeros for non-finite keys and for attention sinks, whose weights are not those of features.
+template <Real T>
+struct ForwardRows {
+  /// Computes all of it; in members of `saved`, unless it is null.
+  ForwardRows(const Head<T>& of_head, const SequenceInputs<T>& x, SavedSequence<T>* saved, const Team& of_call)
+      : head(of_head),
+        position(*of_head.position),
+        team(of_call),
+        storage(saved, team.workspace()),
+        keys(position.keys(x.mask, x.length, team.workspace())),
+        A(storage.matrix(&SavedSequence<T>::A, x.q.rows(), head.features.output_dim())),
+        B(storage.matrix(&SavedSequence<T>::B, keys.count(), head.features.output_dim())),
+        q_scale(storage.vector(&SavedSequence<T>::q_scale, x.q.rows())),
+        k_scale(storage.vector(&SavedSequence<T>::k_scale, keys.count())),
+        q(head.normalize(x.q, q_scale, team)),
+        k(head.normalize(rows_of(keys, x.k, team), k_scale, team)),
+        row_log_scales(is_exact_fallback() ? take_row_log_scales() : nullptr),
+        key_log_scales(scaled_key_features<T>(head.features, k.rows(), Head<T>::as_span(k_scale), B, team)),
+        non_finite(position, keys, B, key_log_scales, team) {
+    compute_query_features();
+    const Index sinks = position.problem().sinks_of(keys);
+    for (Index j = 0; j < sinks; ++j) std::ranges::fill(writable_row(B, j), T(0));
+    if (key_log_scales) std::fill_n(key_log_scales, sinks, -std::numeric_limits<double>::infinity());
+  }
+
+  Index n_q() const { return A.rows(); }
+  Index n_k() const { return B.rows(); }
+
+  bool has_exact_pairs() const { return position.problem().has_exact_pairs(); }
+  /// Whether rows that fail their error bound are recomputed by exact softmax, and not from their features.
+  bool is_exact_fallback() const { return has_exact_pairs() || head.features.is_series(); }
+
+  /// Sets row_log_scales to zeros.
+  double* take_row_log_scales() {
+    row_log_scales = team.workspace().template take<double>(n_q());
+    std::fill_n(row_log_scales, n_q(), 0.0);
+    return row_log_scales;
+  }
+
+  /// The normalised queries (n_q,d), in `saved`, or in the workspace if nothing is saved.
+  MatrixView<T> normalized_queries() const { return normalized(q, q_scale, &SavedSequence<T>::q); }
+  /// Likewise the keys (n_k,d).
+  MatrixView<T> normalized_keys() const { return normalized(k, k_scale, &SavedSequence<T>::k); }
+
+  const Head<T>& head;
+  const PreparedPosition<T>& position;
+  const Team& team;
+  SavedStorage<T> storage;
+  Placement keys;
+  MatrixRef<T> A, B;                       // (n_q,r) (n_k,r)
+  Eigen::Ref<Vector<T>> q_scale, k_scale;  // (n_q) (n_k)
+  LiftedRows<T> q, k;                      // (n_q,d) (n_k,d)
+  double* row_log_scales;                  // (n_q), as SavedSequence has them; null: none
+  double* key_log_scales;                  // (n_k); null: none
+  NonFinite<T> non_finite;
+
+ private:
+  void compute_query_features() {
+    if (!has_exact_pairs()) {
+      head.features.queries(q.rows(), Head<T>::as_span(q_scale), A, team);
+      return;
+    }
+    const Workspace::Scope scope(team.workspace());
+    auto log_factors = team.workspace().template vector<T>(n_q());
+    head.features.with_log_factors(q.rows(), Head<T>::as_span(q_scale), A, log_factors.data(), team);
+    std::copy(log_factors.begin(), log_factors.end(), row_log_scales);
+  }
+
+  MatrixView<T> normalized(const LiftedRows<T>& x, const Eigen::Ref<Vector<T>>& scale,
+                           Matrix<T> SavedSequence<T>::*member) const {
+    MatrixRef<T> rows = storage.matrix(member, scale.size(), x.rows().cols());
+    scale_rows<T>(x.rows(), Head<T>::as_span(scale), rows, team);
+    return rows;
+  }
+};
+
+}  // namespace nprf
