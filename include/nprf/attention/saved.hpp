@@ -19,11 +19,32 @@ class Batch;
 /// What forward saves of one sequence of one head. Masked keys and padding are left out.
 template <Real T>
 struct SavedSequence {
-  Matrix<T> q, k;                                // (n_q,d) (n_k,d)  normalised
-  Vector<T> q_scale, k_scale;                    // (n_q) (n_k)  normalisation factors
-  std::vector<Index> short_queries, short_keys;  // rows whose factor would overflow (normalize/lifted_rows.hpp)
-  Matrix<T> A, B, U;                             // (n_q,r) (n_k,r) (n_k,d_v+1); U = [v 1], 0 for non-finite values
-  Vector<double> key_log_scales;                 // (n_k)  e_j of toeplitz::Factors; empty: there are none
+  struct Rows {
+    Matrix<T> normalized;           // (n,d)
+    Vector<T> scale;                // (n)  normalisation factors
+    std::vector<Index> short_rows;  // rows whose factor would overflow (normalize/lifted_rows.hpp)
+  };
+  struct Values {
+    Matrix<T> U;                 // (n_k,d_v+1)  [v 1], 0 for non-finite values
+    int exponent = 0;            // U's values, y and the largest values are divided by 2^exponent
+    T largest = 0;               // the largest |v| in U: at most 1, or 2 near overflow. It may be larger if U is not
+                                 // scaled because smaller values would lose precision
+    Vector<T> largest_attended;  // (n_q)  the largest |v| that each query attends to
+  };
+  // maxima over the rows (fallback/row_error_bound.hpp): of the condition; of the bound of the errors by an FFT, over
+  // the rows that were not recomputed; of the bound of all other errors
+  struct Errors {
+    double condition = 0, fft = 0, other = 0;
+  };
+  struct Padding {
+    Eigen::Array<bool, Eigen::Dynamic, 1> mask;  // of all keys: false is padding; empty: all are true
+    Index length = 0;                            // keys with this index and later ones are padding
+  };
+
+  Rows queries, keys;
+  Matrix<T> A, B;  // (n_q,r) (n_k,r)
+  Values values;
+  Vector<double> key_log_scales;  // (n_k)  e_j of toeplitz::Factors; empty: there are none
   // (n_q); empty: there are no exact pairs. The weight of an exact pair, in the unit of the far weights and of
   // denominator_i, is
   //     exp(q_i.k_j + b_ij - row_log_scales_i)
@@ -32,18 +53,11 @@ struct SavedSequence {
   bool engine_used_log_scales = false;  // true: denominator_i is divided by exp(M_i) of toeplitz::Factors; false: by
                                         // exp of the largest log-scale of all keys
   Matrix<T> y;                          // (n_q,d_v)
-  int value_exponent = 0;               // U's values, y and the largest values are divided by 2^value_exponent
-  T largest_value = 0;       // the largest |v| in U: at most 1, or 2 near overflow. It may be larger if U is not scaled
-                             // because smaller values would lose precision
-  Vector<T> denominator;     // (n_q)  0 for rows that are empty or were computed in double
-  Vector<T> largest_values;  // (n_q)  the largest |v| that each query attends to
+  Vector<T> denominator;                // (n_q)  0 for rows that are empty or were computed in double
   std::vector<Index> recomputed_rows, softmax_rows;  // recomputed from their features; by exact softmax
-  // maxima over the rows (fallback/row_error_bound.hpp): of the condition; of the bound of the errors by an FFT, over
-  // the rows that were not recomputed; of the bound of all other errors
-  double condition = 0, fft_error = 0, other_error = 0;
-  std::vector<Index> unattended_keys;          // keys that no query attends to
-  Eigen::Array<bool, Eigen::Dynamic, 1> mask;  // of all keys: false is padding; empty: all are true
-  Index length = 0;                            // keys with this index and later ones are padding
+  Errors errors;
+  std::vector<Index> unattended_keys;  // keys that no query attends to
+  Padding padding;
 };
 
 /// What forward saves for backward: O(n (d + r + d_v)) memory for each head. It can be reused for another call.

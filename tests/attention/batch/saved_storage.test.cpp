@@ -11,14 +11,14 @@ TEST_CASE("storage is the member of what is saved, or scratch memory", "[attenti
   Workspace workspace;
   SavedSequence<float> saved;
   const SavedStorage<float> in_saved(&saved, workspace), in_scratch(nullptr, workspace);
-  const auto A = in_saved.matrix(&SavedSequence<float>::A, 3, 5);
+  const auto A = in_saved.matrix(3, 5, &SavedSequence<float>::A);
   CHECK((A.data() == saved.A.data() && saved.A.rows() == 3 && saved.A.cols() == 5));
-  const auto scale = in_saved.vector(&SavedSequence<float>::q_scale, 7);
-  CHECK((scale.data() == saved.q_scale.data() && saved.q_scale.size() == 7));
+  const auto scale = in_saved.vector(7, &SavedSequence<float>::queries, &SavedSequence<float>::Rows::scale);
+  CHECK((scale.data() == saved.queries.scale.data() && saved.queries.scale.size() == 7));
   CHECK(workspace.peak_bytes() == 0);
-  const auto B = in_scratch.matrix(&SavedSequence<float>::B, 2, 4);
+  const auto B = in_scratch.matrix(2, 4, &SavedSequence<float>::B);
   CHECK((B.rows() == 2 && B.cols() == 4 && saved.B.size() == 0));
-  CHECK(in_scratch.vector(&SavedSequence<float>::k_scale, 6).size() == 6);
+  CHECK(in_scratch.vector(6, &SavedSequence<float>::keys, &SavedSequence<float>::Rows::scale).size() == 6);
   CHECK(workspace.peak_bytes() > 0);
 }
 

@@ -24,19 +24,19 @@ struct Rows {
     saved.A = normal<T>(n_q, r, 1).cwiseAbs();
     saved.A /= scale_above(saved.A.maxCoeff());
     saved.y = normal<T>(n_q, d_v, 2);
-    saved.U = Matrix<T>::Ones(n_k, d_v + 1);
+    saved.values.U = Matrix<T>::Ones(n_k, d_v + 1);
     v() = normal<T>(n_k, d_v, 3);
     v() /= scale_above(v().cwiseAbs().maxCoeff());
     saved.denominator = normal_vector<T>(n_q, 4).cwiseAbs();
     find_largest();
   }
 
-  auto v() { return saved.U.leftCols(d_v); }
+  auto v() { return saved.values.U.leftCols(d_v); }
 
   void find_largest() {
-    saved.largest_values.resize(n_q);
-    for (Index i = 0; i < n_q; ++i) saved.largest_values[i] = v().topRows(i + 1).cwiseAbs().maxCoeff();
-    saved.largest_value = v().cwiseAbs().maxCoeff();
+    saved.values.largest_attended.resize(n_q);
+    for (Index i = 0; i < n_q; ++i) saved.values.largest_attended[i] = v().topRows(i + 1).cwiseAbs().maxCoeff();
+    saved.values.largest = v().cwiseAbs().maxCoeff();
   }
 
   GradientScaling<T> scaling(Rounding rounding = Rounding::global) {
@@ -76,7 +76,7 @@ double scaling_error(Rows<T>& x, Rounding rounding = Rounding::global) {
     const T most = rounding == Rounding::global ? T(1) : std::sqrt(std::numeric_limits<T>::max());
     CHECK((G.row(i).cwiseAbs().maxCoeff() <= most && G.row(i).cwiseAbs().maxCoeff() >= T(0.5)));
     // s_i f D is |dy_i|_1 times the largest value
-    const Exact size = x.dy.row(i).template cast<Exact>().cwiseAbs().sum() * x.saved.largest_values[i];
+    const Exact size = x.dy.row(i).template cast<Exact>().cwiseAbs().sum() * x.saved.values.largest_attended[i];
     CHECK(scaling.sizes()[i] >= std::abs(G(i, d_v)));
     if (scaling.sizes()[i] > std::abs(G(i, d_v))) compare(scaling.sizes()[i] * f * D * of_dy * of_values / size, 1);
     CHECK(scaling.is_finite(i));
@@ -98,9 +98,9 @@ TEMPLATE_TEST_CASE("rows of dy of any magnitude are scaled without loss of preci
     Rows<T> x;
     x.dy.row(2) *= T(1e-3);
     x.dy *= of_dy;
-    x.saved.value_exponent = 3;
+    x.saved.values.exponent = 3;
     const GradientScaling<T> scaling = x.scaling();
-    CHECK(scaling.U() == x.saved.U);
+    CHECK(scaling.U() == x.saved.values.U);
     CHECK(scaling.value_scale() == 1);
     CHECK(scaling.dy_scale() == scale_above(x.dy.cwiseAbs().maxCoeff()));
     CHECK(scaling.exponent() == std::ilogb(scaling.dy_scale()) + 3);
@@ -114,7 +114,7 @@ TEMPLATE_TEST_CASE("values that were saved without a scale are divided by one", 
   x.v() *= T(1000), x.saved.y *= T(1000);
   x.find_largest();
   const GradientScaling<T> scaling = x.scaling();
-  CHECK(scaling.value_scale() == scale_above(x.saved.largest_value));
+  CHECK(scaling.value_scale() == scale_above(x.saved.values.largest));
   CHECK(scaling.U().leftCols(d_v) * scaling.value_scale() == x.v());
   CHECK(scaling.U().col(d_v).isOnes(0));
   CHECK(scaling_error(x) <= growth<T>);

@@ -30,10 +30,10 @@ TEMPLATE_TEST_CASE("values are divided by a power of two only if they are extrem
 
       SavedSequence<T> saved;
       const T scale = values.save(saved, team);
-      CHECK(saved.largest_value <= 1);
-      CHECK(same_bits<T>(saved.U.leftCols(5) * scale, values.rows()));
-      CHECK(saved.U.col(5) == Matrix<T>(Matrix<T>::Ones(20, 1)));
-      CHECK(saved.value_exponent == std::ilogb(scale) + std::ilogb(values.scale()));
+      CHECK(saved.values.largest <= 1);
+      CHECK(same_bits<T>(saved.values.U.leftCols(5) * scale, values.rows()));
+      CHECK(saved.values.U.col(5) == Matrix<T>(Matrix<T>::Ones(20, 1)));
+      CHECK(saved.values.exponent == std::ilogb(scale) + std::ilogb(values.scale()));
     }
 }
 

@@ -55,25 +55,22 @@ class BackwardPass {
         m_dy(dy),
         m_tolerance(tolerance),
         m_team(team),
-        m_workspace(team.workspace()),
-        m_scope(m_workspace),
-        m_keys(m_position.keys({saved.mask.data(), static_cast<std::size_t>(saved.mask.size())}, saved.length,
-                               m_workspace)),
-        m_n_q(saved.A.rows()),
-        m_n_k(saved.B.rows()),
+        m_scope(workspace()),
+        m_keys(m_position.keys({saved.padding.mask.data(), static_cast<std::size_t>(saved.padding.mask.size())},
+                               saved.padding.length, workspace())),
         m_log_scales(saved.key_log_scales.size() > 0 ? saved.key_log_scales.data() : nullptr),
         // if forward's engine used log-scales, it divided the denominators by factors that only the same engine
         // reproduces
         m_product(saved.engine_used_log_scales ? m_position.products().product()
-                                               : m_position.products().product(m_keys, m_workspace)),
+                                               : m_position.products().product(m_keys, workspace())),
         m_scaled(saved, dy, m_product.rounding(), m_position, m_keys, team),
         m_non_finite(
             m_position, m_keys, m_scaled.G(), [this](Index i) { return m_scaled.is_finite(i); }, team),
-        m_dA(m_workspace.template matrix<T>(m_n_q, saved.A.cols())),
-        m_dB(m_workspace.template matrix<T>(m_n_k, saved.A.cols())),
-        m_dU(m_workspace.template matrix<T>(m_n_k, dy.cols() + 1)),
-        m_exact_dq(m_workspace.template matrix<T>(has_exact_pairs() ? m_n_q : 0, saved.q.cols())),
-        m_exact_dk(m_workspace.template matrix<T>(has_exact_pairs() ? m_n_k : 0, saved.q.cols())) {}
+        m_factors{workspace().template matrix<T>(n_q(), saved.A.cols()),
+                  workspace().template matrix<T>(n_k(), saved.A.cols()),
+                  workspace().template matrix<T>(n_k(), dy.cols() + 1)},
+        m_exact{workspace().template matrix<T>(has_exact_pairs() ? n_q() : 0, saved.queries.normalized.cols()),
+                workspace().template matrix<T>(has_exact_pairs() ? n_k() : 0, saved.queries.normalized.cols())} {}
 
   /// Sets dq, dk and dv; adds to db and to the report.
   void run(SequenceGradients<T> out, const BiasGradient& db, GradientReport& report) {
@@ -82,20 +79,32 @@ class BackwardPass {
     if (!m_saved.recomputed_rows.empty()) recompute_rows(scaled);
     if (has_exact_pairs()) add_exact_pairs(scaled);
     add_bias_gradients(scaled, db);
-    auto compact = m_workspace.template matrix<T>(has_gaps(out) ? m_n_k : 0, out.dk.cols());
+    auto compact = workspace().template matrix<T>(has_gaps(out) ? n_k() : 0, out.dk.cols());
     MatrixRef<T> dk = has_gaps(out) ? MatrixRef<T>(compact) : out.dk;
     compute_input_gradients(out.dq, dk);
-    m_non_finite.propagate(out.dq, dk, m_dU, db, m_team);
+    m_non_finite.propagate(out.dq, dk, m_factors.dU, db, m_team);
     write_key_gradients(dk, out);
-    if (m_n_q > 0 && m_n_k > 0) add_to(report, checks);
+    if (n_q() > 0 && n_k() > 0) add_to(report, checks);
   }
 
  private:
   using Rounding = toeplitz::Rounding;
   using Limits = std::numeric_limits<T>;
 
+  struct FactorGradients {
+    MatrixMap<T> dA, dB, dU;  // (n_q,r) (n_k,r) (n_k,d_v+1)
+  };
+  // of exact pairs; empty: there are none
+  struct ExactGradients {
+    MatrixMap<T> dq, dk;  // (n_q,d) (n_k,d)
+  };
+
+  Index n_q() const { return m_saved.A.rows(); }
+  Index n_k() const { return m_saved.B.rows(); }
+  Workspace& workspace() const { return m_team.workspace(); }
+
   std::span<double> zeros(std::size_t size) const {
-    double* x = m_workspace.template take<double>(static_cast<Index>(size));
+    double* x = workspace().template take<double>(static_cast<Index>(size));
     std::fill_n(x, size, 0.0);
     return {x, size};
   }
@@ -104,8 +113,8 @@ class BackwardPass {
   toeplitz::GradientChecks contract(const BiasGradient& db) {
     const LagProblem<T>& problem = m_position.problem();
     const Index E = problem.border.count;
-    auto border = m_workspace.template matrix<T>(E, E + 2);
-    auto dc = m_workspace.template vector<T>(static_cast<Index>(db.lags.size()));
+    auto border = workspace().template matrix<T>(E, E + 2);
+    auto dc = workspace().template vector<T>(static_cast<Index>(db.lags.size()));
     border.setZero();
     const Rows rows = rows_of_engine();
     // as in forward: either the engine gets the log-scales (toeplitz::Factors), or the rows of B are multiplied by
@@ -117,10 +126,10 @@ class BackwardPass {
     const toeplitz::Factors<T> factors{rows.A, B, m_scaled.U(), m_position.queries(), m_keys, accepted};
     const toeplitz::GradientChecks checks = m_product.gradients(
         factors, rows.G, {rows.sizes, m_scaled.denominators(), m_head.features.is_positive(), m_tolerance},
-        {m_dA, m_dB, m_dU, dc}, border, m_team);
-    if (multiplies_log_scales) scale_by_log_scales<T>(m_dB, m_log_scales, m_dB, m_team);
+        {m_factors.dA, m_factors.dB, m_factors.dU, dc}, border, m_team);
+    if (multiplies_log_scales) scale_by_log_scales<T>(m_factors.dB, m_log_scales, m_factors.dB, m_team);
     // the weights of sinks do not depend on features
-    std::fill_n(m_dB.data(), problem.sinks_of(m_keys) * m_dB.cols(), T(0));
+    std::fill_n(m_factors.dB.data(), problem.sinks_of(m_keys) * m_factors.dB.cols(), T(0));
     // c = exp(b - max b): db = c dc
     for (Index l = 0; l < dc.size(); ++l)
       db.lags[static_cast<std::size_t>(l)] =
@@ -140,12 +149,12 @@ class BackwardPass {
   Rows rows_of_engine() const {
     if (m_saved.recomputed_rows.empty() && m_saved.softmax_rows.empty())
       return {m_scaled.A(), m_scaled.G(), m_scaled.sizes()};
-    auto A = m_workspace.template matrix<T>(m_n_q, m_saved.A.cols()),
-         G = m_workspace.template matrix<T>(m_n_q, m_dy.cols() + 1);
-    auto sizes = m_workspace.template vector<T>(m_n_q);
+    auto A = workspace().template matrix<T>(n_q(), m_saved.A.cols()),
+         G = workspace().template matrix<T>(n_q(), m_dy.cols() + 1);
+    auto sizes = workspace().template vector<T>(n_q());
     A = m_scaled.A();
     G = m_scaled.G();
-    std::copy_n(m_scaled.sizes(), m_n_q, sizes.data());
+    std::copy_n(m_scaled.sizes(), n_q(), sizes.data());
     for (const std::vector<Index>* rows : {&m_saved.recomputed_rows, &m_saved.softmax_rows})
       for (const Index i : *rows) {
         std::ranges::fill(writable_row(A, i), T(0));
@@ -156,8 +165,8 @@ class BackwardPass {
   }
 
   void recompute_rows(const BiasGradient& db) {
-    auto y = m_workspace.template matrix<T>(m_n_q, m_dy.cols()),
-         dy = m_workspace.template matrix<T>(m_n_q, m_dy.cols());
+    auto y = workspace().template matrix<T>(n_q(), m_dy.cols()),
+         dy = workspace().template matrix<T>(n_q(), m_dy.cols());
     for (const Index i : m_saved.recomputed_rows) {
       set_quotient(writable_row(y, i), row_of(m_saved.y, i), m_scaled.value_scale());
       set_quotient(writable_row(dy, i), row_of(m_dy, i), m_scaled.dy_scale(i));
@@ -165,20 +174,22 @@ class BackwardPass {
     const toeplitz::Factors<T> factors{m_scaled.A(),         m_saved.B, m_scaled.U(),
                                        m_position.queries(), m_keys,    m_log_scales};
     RowRecompute<T>(m_saved.recomputed_rows, m_position.problem(), factors, m_head.features, m_team)
-        .backward({m_scaled.G(), y, dy, m_scaled.exponents(), m_saved.denominator.data()}, {m_dA, m_dB, m_dU, db});
+        .backward({m_scaled.G(), y, dy, m_scaled.exponents(), m_saved.denominator.data()},
+                  {m_factors.dA, m_factors.dB, m_factors.dU, db});
   }
 
   bool has_exact_pairs() const { return m_saved.row_log_scales.size() > 0; }
 
   void add_exact_pairs(const BiasGradient& db) {
-    const Workspace::Scope scope(m_workspace);
-    const MatrixView<T> q = finite_rows<T>(m_saved.q, m_team), k = finite_rows<T>(m_saved.k, m_team);
+    const Workspace::Scope scope(workspace());
+    const MatrixView<T> q = finite_rows<T>(m_saved.queries.normalized, m_team),
+                        k = finite_rows<T>(m_saved.keys.normalized, m_team);
     const MatrixView<T> U = m_scaled.U();
     const double* log_scales = m_saved.row_log_scales.data();
-    m_exact_dq.setZero();
-    m_exact_dk.setZero();
+    m_exact.dq.setZero();
+    m_exact.dk.setZero();
     const LagProblem<T>& problem = m_position.problem();
-    const FieldGradients<T> out{m_exact_dq, m_exact_dk, m_dU, db};
+    const FieldGradients<T> out{m_exact.dq, m_exact.dk, m_factors.dU, db};
     for_each_field(problem, m_keys, q, k, m_team, [&](const auto& field) {
       field.add_gradients(U, rows_of_engine().G, log_scales, m_scaled.exponents(), out);
     });
@@ -194,31 +205,31 @@ class BackwardPass {
   }
 
   // whether some keys are padding
-  bool has_gaps(const SequenceGradients<T>& out) const { return m_keys.token_indices || m_n_k < out.dk.rows(); }
+  bool has_gaps(const SequenceGradients<T>& out) const { return m_keys.token_indices || n_k() < out.dk.rows(); }
 
   // sets dq, and dk (n_k,d) of the keys that are not padding
   void compute_input_gradients(MatrixRef<T> dq, MatrixRef<T> dk) {
-    m_head.features.backward(m_saved.q, m_saved.A, m_dA, dq, m_team);
-    if (has_exact_pairs()) dq += m_exact_dq;
-    through_normalization(m_saved.q, m_saved.q_scale, m_scaled.exponents(), dq);
-    for (const Index i : m_saved.short_queries) scale(writable_row(dq, i), LiftedRows<T>::lift);
-    m_head.features.backward_keys(m_saved.k, m_saved.B, m_dB, dk, m_team);
-    if (has_exact_pairs()) dk += m_exact_dk;
-    through_normalization(m_saved.k, m_saved.k_scale, nullptr, dk);
-    for (const Index j : m_saved.short_keys) scale(writable_row(dk, j), LiftedRows<T>::lift);
+    m_head.features.backward(m_saved.queries.normalized, m_saved.A, m_factors.dA, dq, m_team);
+    if (has_exact_pairs()) dq += m_exact.dq;
+    through_normalization(m_saved.queries.normalized, m_saved.queries.scale, m_scaled.exponents(), dq);
+    for (const Index i : m_saved.queries.short_rows) scale(writable_row(dq, i), LiftedRows<T>::lift);
+    m_head.features.backward_keys(m_saved.keys.normalized, m_saved.B, m_factors.dB, dk, m_team);
+    if (has_exact_pairs()) dk += m_exact.dk;
+    through_normalization(m_saved.keys.normalized, m_saved.keys.scale, nullptr, dk);
+    for (const Index j : m_saved.keys.short_rows) scale(writable_row(dk, j), LiftedRows<T>::lift);
   }
 
   void write_key_gradients(const MatrixRef<T>& dk, SequenceGradients<T>& out) {
     if (has_gaps(out)) {
       out.dk.setZero();
       out.dv.setZero();
-      for (Index j = 0; j < m_n_k; ++j)
+      for (Index j = 0; j < n_k(); ++j)
         std::ranges::copy(row_of(dk, j), writable_row(out.dk, m_keys.token_index(j)).begin());
     }
-    m_team.run_tiles(m_n_k, [&](Index j0, Index count, Workspace&) {
+    m_team.run_tiles(n_k(), [&](Index j0, Index count, Workspace&) {
       for (Index j = j0; j < j0 + count; ++j) {
         const std::span<T> dv = writable_row(out.dv, m_keys.token_index(j));
-        set_scaled(dv, m_scaled.dy_scale(), row_of(m_dU, j).first(dv.size()));
+        set_scaled(dv, m_scaled.dy_scale(), row_of(m_factors.dU, j).first(dv.size()));
       }
     });
     // a key that no query attends to has the gradient 0, even if it is non-finite
@@ -258,9 +269,9 @@ class BackwardPass {
     report.recomputed_lags += checks.lags;
     const bool plain_sums = m_product.rounding() == Rounding::per_row || checks.queries + checks.keys + checks.lags > 0;
     const double sums =
-        error_of_sums<T>(m_dy.cols() + m_dA.cols(), plain_sums ? std::max(m_n_q, m_n_k) : plain_sum_of_fft);
-    const double other_error = 6 * m_saved.other_error + 2 * m_saved.condition * sums;
-    report.error_bound = std::max(report.error_bound, checks.error_bound + 3 * m_saved.fft_error + other_error);
+        error_of_sums<T>(m_dy.cols() + m_factors.dA.cols(), plain_sums ? std::max(n_q(), n_k()) : plain_sum_of_fft);
+    const double other_error = 6 * m_saved.errors.other + 2 * m_saved.errors.condition * sums;
+    report.error_bound = std::max(report.error_bound, checks.error_bound + 3 * m_saved.errors.fft + other_error);
   }
 
   const Head<T>& m_head;
@@ -269,17 +280,15 @@ class BackwardPass {
   const MatrixView<T>& m_dy;
   double m_tolerance;
   const Team& m_team;
-  Workspace& m_workspace;
   Workspace::Scope m_scope;
 
   Placement m_keys;  // without padding
-  Index m_n_q, m_n_k;
   const double* m_log_scales;
   const toeplitz::BorderedProduct<T>& m_product;
   GradientScaling<T> m_scaled;
   NonFiniteGradients<T> m_non_finite;
-  MatrixMap<T> m_dA, m_dB, m_dU;        // (n_q,r) (n_k,r) (n_k,d_v+1)
-  MatrixMap<T> m_exact_dq, m_exact_dk;  // (n_q,d) (n_k,d) the gradients of exact pairs; empty: there are none
+  FactorGradients m_factors;
+  ExactGradients m_exact;
 };
 
 }  // namespace nprf

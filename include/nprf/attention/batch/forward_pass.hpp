@@ -236,24 +236,24 @@ class ForwardPass {
       m_rows.normalized_keys();
     }
     save_row_log_scales();
-    saved.short_queries.assign(m_rows.q.indices().begin(), m_rows.q.indices().end());
-    saved.short_keys.assign(m_rows.k.indices().begin(), m_rows.k.indices().end());
+    saved.queries.short_rows.assign(m_rows.q.indices().begin(), m_rows.q.indices().end());
+    saved.keys.short_rows.assign(m_rows.k.indices().begin(), m_rows.k.indices().end());
     saved.engine_used_log_scales = m_product.factors().key_log_scales != nullptr;
     const double* log_scales = m_rows.key_log_scales;
     assign(saved.key_log_scales, Eigen::Map<const Vector<double>>(log_scales, log_scales ? m_rows.n_k() : 0));
-    saved.condition = m_outcomes.largest(&RowOutcome::condition);
-    saved.other_error = m_outcomes.largest(&RowOutcome::other_error);
-    saved.fft_error = m_outcomes.largest(&RowOutcome::fft_error);
-    resize(saved.mask, static_cast<Index>(m_x.mask.size()));
-    std::copy(m_x.mask.begin(), m_x.mask.end(), saved.mask.data());
-    saved.length = m_x.length;
+    saved.errors.condition = m_outcomes.largest(&RowOutcome::condition);
+    saved.errors.other = m_outcomes.largest(&RowOutcome::other_error);
+    saved.errors.fft = m_outcomes.largest(&RowOutcome::fft_error);
+    resize(saved.padding.mask, static_cast<Index>(m_x.mask.size()));
+    std::copy(m_x.mask.begin(), m_x.mask.end(), saved.padding.mask.data());
+    saved.padding.length = m_x.length;
     clear_rows_without_gradient();
     const T inverse_scale = 1 / m_product.values().save(saved, m_team);
     resize(saved.y, n_q, m_y.cols());
-    resize(saved.largest_values, n_q);
+    resize(saved.values.largest_attended, n_q);
     for (Index i = 0; i < n_q; ++i) {
       set_scaled(writable_row(saved.y, i), inverse_scale, row_of(m_y, i));
-      saved.largest_values[i] = largest_value(i) * inverse_scale;
+      saved.values.largest_attended[i] = largest_value(i) * inverse_scale;
     }
   }
 
@@ -271,7 +271,8 @@ class ForwardPass {
   void clear_rows_without_gradient() {
     for (Index i = 0; i < m_rows.n_q(); ++i) {
       const RowState state = m_outcomes[i].state;
-      if (state == RowState::empty) std::ranges::fill(writable_row(m_saved->q, i), T(0)), m_rows.q_scale[i] = 0;
+      if (state == RowState::empty)
+        std::ranges::fill(writable_row(m_saved->queries.normalized, i), T(0)), m_rows.q_scale[i] = 0;
       if (state == RowState::empty || (state == RowState::non_finite && !is_finite(row_of(m_rows.A, i))))
         std::ranges::fill(writable_row(m_rows.A, i), T(0));
     }

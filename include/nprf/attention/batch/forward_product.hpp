@@ -29,7 +29,7 @@ class ForwardProduct {
         m_product(rows.position.products().product(rows.keys, workspace())),
         m_tolerance(x.tolerance),
         m_N(N),
-        m_D(rows.storage.vector(&SavedSequence<T>::denominator, rows.n_q())),
+        m_D(rows.storage.vector(rows.n_q(), &SavedSequence<T>::denominator)),
         m_v(rows_of(rows.keys, x.v, rows.team)),
         m_values(scaled_values()),
         m_attends(workspace().template take<bool>(rows.n_q())),

@@ -22,17 +22,19 @@ namespace nprf {
 /// with zeros for non-finite keys and for attention sinks, whose weights are not those of features.
 template <Real T>
 struct ForwardRows {
+  using Saved = SavedSequence<T>;
+
   /// Computes all of it; in members of `saved`, unless it is null.
-  ForwardRows(const Head<T>& of_head, const SequenceInputs<T>& x, SavedSequence<T>* saved, const Team& of_call)
+  ForwardRows(const Head<T>& of_head, const SequenceInputs<T>& x, Saved* saved, const Team& of_call)
       : head(of_head),
         position(*of_head.position),
         team(of_call),
         storage(saved, team.workspace()),
         keys(position.keys(x.mask, x.length, team.workspace())),
-        A(storage.matrix(&SavedSequence<T>::A, x.q.rows(), head.features.output_dim())),
-        B(storage.matrix(&SavedSequence<T>::B, keys.count(), head.features.output_dim())),
-        q_scale(storage.vector(&SavedSequence<T>::q_scale, x.q.rows())),
-        k_scale(storage.vector(&SavedSequence<T>::k_scale, keys.count())),
+        A(storage.matrix(x.q.rows(), head.features.output_dim(), &Saved::A)),
+        B(storage.matrix(keys.count(), head.features.output_dim(), &Saved::B)),
+        q_scale(storage.vector(x.q.rows(), &Saved::queries, &Saved::Rows::scale)),
+        k_scale(storage.vector(keys.count(), &Saved::keys, &Saved::Rows::scale)),
         q(head.normalize(x.q, q_scale, team)),
         k(head.normalize(rows_of(keys, x.k, team), k_scale, team)),
         row_log_scales(is_exact_fallback() ? take_row_log_scales() : nullptr),
@@ -59,9 +61,9 @@ struct ForwardRows {
   }
 
   /// The normalised queries (n_q,d), in `saved`, or in the workspace if nothing is saved.
-  MatrixView<T> normalized_queries() const { return normalized(q, q_scale, &SavedSequence<T>::q); }
+  MatrixView<T> normalized_queries() const { return normalized(q, q_scale, &Saved::queries); }
   /// Likewise the keys (n_k,d).
-  MatrixView<T> normalized_keys() const { return normalized(k, k_scale, &SavedSequence<T>::k); }
+  MatrixView<T> normalized_keys() const { return normalized(k, k_scale, &Saved::keys); }
 
   const Head<T>& head;
   const PreparedPosition<T>& position;
@@ -88,8 +90,8 @@ struct ForwardRows {
   }
 
   MatrixView<T> normalized(const LiftedRows<T>& x, const Eigen::Ref<Vector<T>>& scale,
-                           Matrix<T> SavedSequence<T>::*member) const {
-    MatrixRef<T> rows = storage.matrix(member, scale.size(), x.rows().cols());
+                           typename Saved::Rows Saved::*saved) const {
+    MatrixRef<T> rows = storage.matrix(scale.size(), x.rows().cols(), saved, &Saved::Rows::normalized);
     scale_rows<T>(x.rows(), Head<T>::as_span(scale), rows, team);
     return rows;
   }

@@ -15,15 +15,21 @@ class SavedStorage {
   /// `saved` may be null.
   SavedStorage(SavedSequence<T>* saved, Workspace& workspace) : m_saved(saved), m_workspace(workspace) {}
 
-  MatrixRef<T> matrix(Matrix<T> SavedSequence<T>::*member, Index rows, Index cols) const {
+  /// A member of the SavedSequence, which pointers to members lead to: vector(n_q, &Saved::queries,
+  /// &Saved::Rows::scale).
+  template <class... Members>
+  MatrixRef<T> matrix(Index rows, Index cols, Members... members) const {
     if (!m_saved) return m_workspace.template matrix<T>(rows, cols);
-    resize(m_saved->*member, rows, cols);
-    return m_saved->*member;
+    Matrix<T>& x = (*m_saved.*....*members);
+    resize(x, rows, cols);
+    return x;
   }
-  Eigen::Ref<Vector<T>> vector(Vector<T> SavedSequence<T>::*member, Index size) const {
+  template <class... Members>
+  Eigen::Ref<Vector<T>> vector(Index size, Members... members) const {
     if (!m_saved) return m_workspace.template vector<T>(size);
-    resize(m_saved->*member, size);
-    return m_saved->*member;
+    Vector<T>& x = (*m_saved.*....*members);
+    resize(x, size);
+    return x;
   }
 
  private:

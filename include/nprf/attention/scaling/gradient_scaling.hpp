@@ -45,23 +45,23 @@ class GradientScaling {
         m_rounding(rounding),
         m_A(team.workspace().template matrix<T>(saved.A.rows(), saved.A.cols())),
         m_G(team.workspace().template matrix<T>(dy.rows(), dy.cols() + 1)),
-        m_U(saved.U.data()),
+        m_U(saved.values.U.data()),
         m_rows(team.workspace().template take<Row>(dy.rows())),
         m_exponents(team.workspace().template take<int>(dy.rows())),
         m_sizes(team.workspace().template take<T>(dy.rows())),
         m_denominators(team.workspace().template take<T>(dy.rows())),
-        m_value_scale(scale_above(saved.largest_value)) {
+        m_value_scale(scale_above(saved.values.largest)) {
     set_gradients([](Index) { return true; }, team);
     T largest = 0, largest_dy = 0;
     for (Index i = 0; i < dy.rows(); ++i) {
       const Row& row = m_rows[i];
       if (row.has_weights) largest_dy = std::max(largest_dy, row.largest_dy);
-      if (row.has_finite_gradient()) largest = std::max(largest, saved.largest_values[i]);
+      if (row.has_finite_gradient()) largest = std::max(largest, saved.values.largest_attended[i]);
     }
     const bool is_too_large = m_value_scale / max_scale_ratio<T> > largest;
     if (is_too_large || m_value_scale != 1) {
-      auto U = team.workspace().template matrix<T>(saved.U.rows(), saved.U.cols());
-      U = saved.U;
+      auto U = team.workspace().template matrix<T>(saved.values.U.rows(), saved.values.U.cols());
+      U = saved.values.U;
       if (is_too_large) leave_out_large_values(position, keys, U, team.workspace());
       for (Index j = 0; j < U.rows(); ++j) {
         const std::span<T> v = writable_row(U, j).first(static_cast<std::size_t>(dy.cols()));
@@ -73,7 +73,7 @@ class GradientScaling {
     // are
     if (is_too_large) set_gradients([this](Index i) { return m_rows[i].has_finite_gradient(); }, team);
     m_dy_scale = scale_above(largest_dy);
-    m_exponent = exponent_of(m_value_scale) + exponent_of(m_dy_scale) + saved.value_exponent;
+    m_exponent = exponent_of(m_value_scale) + exponent_of(m_dy_scale) + saved.values.exponent;
     team.run_tiles(dy.rows(), [&](Index i0, Index count, Workspace&) {
       for (Index i = i0; i < i0 + count; ++i) set_features(i);
     });
@@ -82,7 +82,7 @@ class GradientScaling {
   MatrixMap<T> A() const { return m_A; }  // A' (n_q,r)
   MatrixMap<T> G() const { return m_G; }  // (n_q,d_v+1)
   /// [v 1] (n_k,d_v+1), v divided by value_scale().
-  Eigen::Map<const Matrix<T>> U() const { return {m_U, m_saved.U.rows(), m_saved.U.cols()}; }
+  Eigen::Map<const Matrix<T>> U() const { return {m_U, m_saved.values.U.rows(), m_saved.values.U.cols()}; }
 
   /// The scale of the saved values; that of all of dy; that of row i of dy alone.
   T value_scale() const { return m_value_scale; }
@@ -136,7 +136,8 @@ class GradientScaling {
       sizes = sizes + abs(scaled);
     }
     const T dy_y = dots.sum();
-    T dy_size = sizes.sum(), dy_y_size = std::abs(dy_y), largest_value = m_saved.largest_values[i] / m_value_scale;
+    T dy_size = sizes.sum(), dy_y_size = std::abs(dy_y),
+      largest_value = m_saved.values.largest_attended[i] / m_value_scale;
     Row& row = m_rows[i];
     row = {dy_max.largest, exponent_of(dy_scale), std::isfinite(dy_size + dy_y_size), D != 0 && std::isfinite(D), false,
            m_rounding};

@@ -103,16 +103,16 @@ class ScaledValues {
   T save(SavedSequence<T>& saved, const Team& team) const {
     const Index n_k = m_rows.rows();
     const T scale = lossless_scale<T>(m_maxima), inverse_scale = 1 / scale;
-    resize(saved.U, n_k, m_rows.cols() + 1);
+    resize(saved.values.U, n_k, m_rows.cols() + 1);
     team.run_tiles(n_k, [&](Index j0, Index rows, Workspace&) {
       for (Index j = j0; j < j0 + rows; ++j) {
-        const std::span<T> U = writable_row(saved.U, j);
+        const std::span<T> U = writable_row(saved.values.U, j);
         set_scaled(U.first(U.size() - 1), inverse_scale, row_of(m_rows, j));
         U.back() = 1;
       }
     });
-    saved.largest_value = largest() * inverse_scale;
-    saved.value_exponent = exponent_of(m_scale) + exponent_of(scale);
+    saved.values.largest = largest() * inverse_scale;
+    saved.values.exponent = exponent_of(m_scale) + exponent_of(scale);
     return scale;
   }
 
