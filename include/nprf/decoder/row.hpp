@@ -52,16 +52,15 @@ class StepRow {
   /// Sets y (d_v) for a query, and counts it in the report. A row whose bound of the error of an online convolution
   /// exceeds half of the tolerance is computed from the tokens, without the window.
   void compute(const FeatureRow<T>& query, T* y, double tolerance, Report& report) {
-    m_query = query.normalized, m_A = query.phi;
-    m_log_factor = query.log_factor;
+    m_query = query;
     m_far_error = 0;
-    const bool finite_query = all_finite(m_A, padded_to_lanes(m_model.features.map().output_dim())) &&
-                              m_log_factor < std::numeric_limits<double>::infinity();
+    const bool finite_query = all_finite(m_query.phi, padded_to_lanes(m_model.features.map().output_dim())) &&
+                              m_query.log_factor < std::numeric_limits<double>::infinity();
     if (!finite_query) {
       std::fill_n(y, m_d_v, nan);
       return;
     }
-    const double q_norm = m_model.features.norm(m_query);
+    const double q_norm = m_model.features.norm(m_query.normalized);
     m_recomputed = false;
     set_sums(m_weights);
     if (m_weights.far() && !passes_error_bound(far_error(), tolerance > 0 ? tolerance : default_tolerance<T>)) {
@@ -77,6 +76,14 @@ class StepRow {
 
  private:
   using P = Pack<T>;
+
+  // the sums of a row besides N
+  struct Row {
+    T D = 0, terms = 0;   // D, and the sum of the magnitudes of its terms, in units of exp(reference), as N
+    T largest_value = 0;  // the largest |v| of the keys that the query attends to
+    double reference = 0;
+  };
+
   static constexpr T nan = std::numeric_limits<T>::quiet_NaN();
   static constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
 
@@ -85,7 +92,7 @@ class StepRow {
   Index ring_keys() const { return m_model.is_exact_fallback() ? m_tokens.count - m_tokens.first : 0; }
   double bias(Index j) const { return m_model.bias(m_tokens.count - 1 - j); }
 
-  // sets N, D and m_terms, the sum of the magnitudes of the terms of D, in units of exp(m_reference)
+  // sets N and the row's sums
   void set_sums(const StepWeights<T>& weights) {
     m_slots = weights.slots();
     sum_far(weights);
@@ -94,21 +101,21 @@ class StepRow {
 
   void sum_far(const StepWeights<T>& weights) {
     std::fill_n(m_N, padded_to_lanes(m_d_v), T(0));
-    m_D = m_terms = 0;
-    m_reference = weights.reference();
-    m_largest_value = weights.largest_value();
+    m_row.D = m_row.terms = 0;
+    m_row.reference = weights.reference();
+    m_row.largest_value = weights.largest_value();
     T norms = 0;
     if (weights.any_pending()) norms = add_pending(weights);
     if (weights.of_sums() > 0) {
-      m_D += m_sums.add_product(m_A, weights.of_sums(), m_N);
+      m_row.D += m_sums.add_product(m_query.phi, weights.of_sums(), m_N);
       norms += weights.of_sums() * m_sums.norms();
     }
     if (weights.far()) {
       const auto sums =
-          weights.far()->add_product(m_model.windows.signals, m_tokens.count - 1, m_A, weights.of_far(), m_N);
-      m_D += sums.D, norms += sums.norms;
+          weights.far()->add_product(m_model.windows.signals, m_tokens.count - 1, m_query.phi, weights.of_far(), m_N);
+      m_row.D += sums.D, norms += sums.norms;
     }
-    m_terms = m_model.is_positive() ? m_D : norms * norm_of_features();
+    m_row.terms = m_model.is_positive() ? m_row.D : norms * norm_of_features();
   }
 
   // adds the far keys of the ring; returns the sum of their weights times |phi|, if features can be negative
@@ -119,7 +126,7 @@ class StepRow {
     T D = 0;
     P sum_of_norms = P::all(0);
     weights.for_each_range([&](Index at, Index slot, Index count) {
-      m_ring.scores(m_A, count, scores + at, slot);
+      m_ring.scores(m_query.phi, count, scores + at, slot);
       const T *norms = m_ring.norms() + slot, *all = weights.weights() + at;
       for (Index s = 0; s < count; s += P::size) {
         const P c = P::load(all + s);
@@ -130,15 +137,15 @@ class StepRow {
       if (!m_tokens.all_finite) m_ring.add_finite_entries(scores + at, count, m_N, slot);
       m_ring.add_values(scores + at, count, m_N, slot);
     });
-    m_D = D;
+    m_row.D = D;
     return sum_of_norms.sum();
   }
 
   // sets and returns the bound of the error of y by the errors of the window's sums, relative to the largest |v|
   double far_error() {
-    const auto errors = m_weights.far()->errors(m_model.windows.signals, m_A);
-    const double weight = static_cast<double>(m_weights.of_far()) * std::exp(m_weights.reference() - m_reference),
-                 D = std::abs(static_cast<double>(m_D)), v_max = static_cast<double>(m_largest_value),
+    const auto errors = m_weights.far()->errors(m_model.windows.signals, m_query.phi);
+    const double weight = static_cast<double>(m_weights.of_far()) * std::exp(m_weights.reference() - m_row.reference),
+                 D = std::abs(static_cast<double>(m_row.D)), v_max = static_cast<double>(m_row.largest_value),
                  N = static_cast<double>(row_max(m_N, padded_to_lanes(m_d_v)).largest);
     m_far_error =
         quotient_error(v_max > 0 ? weight * errors.N : 0, weight * errors.D, D, v_max, relative_size(N, D, v_max));
@@ -146,35 +153,35 @@ class StepRow {
   }
 
   T norm_of_features() const {
-    return norm(std::span<const T>(m_A, static_cast<std::size_t>(m_model.features.map().output_dim())));
+    return norm(std::span<const T>(m_query.phi, static_cast<std::size_t>(m_model.features.map().output_dim())));
   }
 
   // adds the exact pairs, whose weights are exp(q.k + b - log_factor)
   void sum_exact() {
     const double largest =
-        m_exact.set_exponents(m_query, m_model.far_sinks(m_tokens.count), near_first(), m_log_factor);
-    if (largest > m_reference) {
-      const T factor = static_cast<T>(std::exp(m_reference - largest));
-      m_D *= factor, m_terms *= factor;
+        m_exact.set_exponents(m_query.normalized, m_model.far_sinks(m_tokens.count), near_first(), m_query.log_factor);
+    if (largest > m_row.reference) {
+      const T factor = static_cast<T>(std::exp(m_row.reference - largest));
+      m_row.D *= factor, m_row.terms *= factor;
       for (Index p = 0; p < padded_to_lanes(m_d_v); ++p) m_N[p] *= factor;
-      m_reference = largest;
+      m_row.reference = largest;
     }
-    m_terms += add_exact();
+    m_row.terms += add_exact();
   }
 
   // adds the exact pairs to N and D; returns the sum of their weights
   T add_exact() {
-    const auto sums = m_exact.add(m_reference, m_tokens.all_finite, m_N);
-    m_largest_value = std::max(m_largest_value, sums.largest_value);
-    m_D += sums.weights;
+    const auto sums = m_exact.add(m_row.reference, m_tokens.all_finite, m_N);
+    m_row.largest_value = std::max(m_row.largest_value, sums.largest_value);
+    m_row.D += sums.weights;
     return sums.weights;
   }
 
   void divide(double q_norm, T* y, Report& report) {
     const bool keeps_precision =
-        row_keeps_precision(m_D, m_largest_value, static_cast<T>(m_tokens.count), m_model.is_positive());
-    const bool cancels =
-        m_model.is_exact_fallback() && terms_cancel(static_cast<double>(m_D), std::abs(static_cast<double>(m_terms)));
+        row_keeps_precision(m_row.D, m_row.largest_value, static_cast<T>(m_tokens.count), m_model.is_positive());
+    const bool cancels = m_model.is_exact_fallback() &&
+                         terms_cancel(static_cast<double>(m_row.D), std::abs(static_cast<double>(m_row.terms)));
     double bound = 0;
     if ((!keeps_precision || cancels) && has_all_keys()) {
       compute_by_softmax();
@@ -182,34 +189,34 @@ class StepRow {
       bound = m_model.error_of_softmax_row(q_norm, m_tokens.largest_norm, m_tokens.count);
     } else {
       report.failing_rows += !keeps_precision || cancels;
-      report.indefinite_rows += m_D <= 0;
+      report.indefinite_rows += m_row.D <= 0;
       bound =
           keeps_precision
               ? condition() * m_model.error_of_row(q_norm, m_tokens.largest_norm, m_tokens.count, m_slots) + m_far_error
               : std::numeric_limits<double>::infinity();
     }
     report.error_bound = std::max(report.error_bound, bound);
-    if (m_D == 0) {
+    if (m_row.D == 0) {
       std::fill_n(y, m_d_v, nan);
       return;
     }
-    for (Index p = 0; p < m_d_v; ++p) y[p] = m_N[p] / m_D;
+    for (Index p = 0; p < m_d_v; ++p) y[p] = m_N[p] / m_row.D;
   }
 
   // the condition of the row, as RowErrorBound::condition
   double condition() const {
     if (m_model.is_positive()) return 1;
-    const double D = std::abs(static_cast<double>(m_D)), v_max = static_cast<double>(m_largest_value),
+    const double D = std::abs(static_cast<double>(m_row.D)), v_max = static_cast<double>(m_row.largest_value),
                  N = static_cast<double>(row_max(m_N, padded_to_lanes(m_d_v)).largest);
-    return std::abs(static_cast<double>(m_terms)) / D * (1 + relative_size(N, D, v_max));
+    return std::abs(static_cast<double>(m_row.terms)) / D * (1 + relative_size(N, D, v_max));
   }
 
   // whether exact softmax can replace the row: keys are stored, and no key that has left the ring has a weight
   bool has_all_keys() const { return m_model.is_exact_fallback() && (m_tokens.first == 0 || !m_model.bias.has_tail()); }
   void compute_by_softmax() {
     std::fill_n(m_N, padded_to_lanes(m_d_v), T(0));
-    m_D = 0;
-    m_reference = m_exact.set_exponents(m_query, 0, m_tokens.first, 0);
+    m_row.D = 0;
+    m_row.reference = m_exact.set_exponents(m_query.normalized, 0, m_tokens.first, 0);
     add_exact();
   }
 
@@ -235,12 +242,12 @@ class StepRow {
   Workspace& m_scratch;
   const Tokens m_tokens;
   const Index m_d_v;
-  const T *m_query = nullptr, *m_A = nullptr;  // the normalised query and its features
+  FeatureRow<T> m_query{};
   T* m_N;
   ExactKeys<T> m_exact;
   Index m_slots = 0;  // how many weights of slots of the ring are summed
-  double m_log_factor = 0, m_reference = 0, m_far_error = 0;
-  T m_D = 0, m_terms = 0, m_largest_value = 0;
+  Row m_row;
+  double m_far_error = 0;
   bool m_recomputed = false;
 };
 
