@@ -17,7 +17,6 @@
 #include "nprf/feature_map/normal.hpp"
 #include "nprf/feature_map/paper_names.hpp"
 #include "nprf/feature_map/positive.hpp"
-#include "nprf/feature_map/sderf_tilt.hpp"
 #include "nprf/feature_map/taylor.hpp"
 #include "nprf/feature_map/tilt.hpp"
 #include "nprf/feature_map/trigonometric.hpp"

@@ -34,7 +34,7 @@
 #include "nprf/attention/segments.hpp"
 #include "nprf/calibration/calibrate.hpp"
 #include "nprf/feature_map/balance.hpp"
-#include "nprf/feature_map/sderf_tilt.hpp"
+#include "nprf/feature_map/tilt.hpp"
 #include "nprf/position/resize_bias.hpp"
 #include "nprf/reference/softmax_attention.hpp"
 #include "plain_attention.hpp"

@@ -7,7 +7,6 @@
 
 #include "nprf/feature_map/positive.hpp"
 #include "nprf/feature_map/random_features.hpp"
-#include "nprf/feature_map/sderf_tilt.hpp"
 #include "nprf/feature_map/trigonometric.hpp"
 #include "support/catch.hpp"
 #include "support/error.hpp"

@@ -1,17 +1,64 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
 #include <memory>
+#include <span>
 #include <vector>
 
-#include "nprf/attention/head_models.hpp"
 #include "nprf/attention/heads_view.hpp"
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/saved.hpp"
 #include "nprf/core/compiled_flags.hpp"
+#include "nprf/core/index.hpp"
 #include "nprf/core/types.hpp"
+#include "nprf/feature_map/feature_map_view.hpp"
+#include "nprf/position/position_view.hpp"
 
 namespace nprf {
+
+/// Type-erased references to the feature maps and the positions of all heads, one for all heads or one for each. Refers
+/// to the maps, the positions and the options. The member functions require at least one map and one position.
+template <Real T>
+class HeadModels {
+ public:
+  template <FeatureMap F, Position P>
+    requires std::same_as<typename F::Scalar, T> && std::same_as<typename P::Scalar, T>
+  HeadModels(std::span<const F> features, std::span<const P> positions, const AttentionOptions& options)
+      : m_features(features.data()),
+        m_positions(positions.data()),
+        m_num_features(features.size()),
+        m_num_positions(positions.size()),
+        m_feature_map(
+            [](const void* all, std::size_t at) { return FeatureMapView<T>(static_cast<const F*>(all)[at]); }),
+        m_position([](const void* all, std::size_t at) { return PositionView<T>(static_cast<const P*>(all)[at]); }),
+        m_options(options) {}
+
+  std::size_t num_feature_maps() const { return m_num_features; }
+  /// The feature map of head h.
+  FeatureMapView<T> feature_map(Index h) const {
+    return m_feature_map(m_features, m_num_features == 1 ? 0 : static_cast<std::size_t>(h));
+  }
+
+  std::size_t num_positions() const { return m_num_positions; }
+  /// The index of head h's position among the positions.
+  std::size_t position_of(Index h) const { return m_num_positions == 1 ? 0 : static_cast<std::size_t>(h); }
+  PositionView<T> position(std::size_t index) const { return m_position(m_positions, index); }
+
+  /// The number of feature maps or of positions, whichever is larger: 1, or the number of heads.
+  Index count() const { return static_cast<Index>(std::max(m_num_features, m_num_positions)); }
+
+  const AttentionOptions& options() const { return m_options; }
+
+ private:
+  const void *m_features, *m_positions;
+  std::size_t m_num_features, m_num_positions;
+  FeatureMapView<T> (*m_feature_map)(const void*, std::size_t);
+  PositionView<T> (*m_position)(const void*, std::size_t);
+  const AttentionOptions& m_options;
+};
 
 template <Real T>
 class BatchPool;

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "nprf/attention/attention_core.hpp"
-#include "nprf/attention/head_models.hpp"
 #include "nprf/attention/heads_view.hpp"
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/saved.hpp"

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "nprf/core/border.hpp"
 #include "nprf/core/engine.hpp"
 #include "nprf/core/index.hpp"
 #include "nprf/core/lags.hpp"

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "nprf/core/border.hpp"
 #include "nprf/core/engine.hpp"
 #include "nprf/core/lag_problem.hpp"
 #include "nprf/core/lags.hpp"
@@ -38,7 +37,7 @@ LagProblem<T> problem_without_biases(const Placement& queries, const Placement& 
 
 namespace detail {
 
-// the biases of the border, from `extra` (E,E+2) with the columns of Border (border.hpp); -infinity for later keys: in
+// the biases of the border, from `extra` (E,E+2) with the columns of Border (slots.hpp); -infinity for later keys: in
 // causal attention a token attends to itself and to those before it, and all tokens without a slot come before those
 // with one
 template <Real T, class Storage>
@@ -80,7 +79,7 @@ Border<T> border_weights(const Border<double>& biases, double largest, Storage& 
 }  // namespace detail
 
 /// Adds the biases and the weights to a LagProblem from problem_without_biases, whose `near` may have been set. `extra`
-/// (E,E+2) has the biases of the E tokens without a slot, in the columns of Border (border.hpp). The tables are taken
+/// (E,E+2) has the biases of the E tokens without a slot, in the columns of Border (slots.hpp). The tables are taken
 /// from the storage: storage.take<U>(n) returns n uninitialised objects, as Workspace does. O(lags + E^2), with one
 /// exponential for each lag.
 template <Real T, class Storage>

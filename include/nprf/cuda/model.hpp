@@ -46,7 +46,7 @@ struct FeatureModel {
 /// beyond either end of `index` uses the index at that end.
 ///
 /// In a grid tokens have slots of their own, and lags are differences of slots. The first E = `outside` tokens have no
-/// slot. The last E * (E + 2) parameters are the biases of the border, in the order of Border (core/border.hpp).
+/// slot. The last E * (E + 2) parameters are the biases of the border, in the order of Border (core/slots.hpp).
 struct PositionModel {
   std::vector<float> parameters;  // in any order, since `index` refers to them; empty: b = 0
   std::ptrdiff_t first = 0;

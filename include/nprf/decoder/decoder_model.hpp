@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include "nprf/attention/head_models.hpp"
+#include "nprf/attention/attention_core.hpp"
 #include "nprf/attention/heads_view.hpp"
 #include "nprf/attention/multi_head_attention.hpp"
 #include "nprf/attention/options.hpp"

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 
 #include "nprf/core/types.hpp"
 
@@ -34,6 +35,13 @@ inline double best_tilt(double mean_square) {
 /// has the mean `mean_square`. Throws InvalidArgument unless d is at least 1 and mean_square positive and finite.
 template <Real T = double>
 Tilt oprf_tilt(Index d, double mean_square);
+
+/// Returns the tilt of symmetric dense exponential random features (Likhosherstov et al. 2023). It is the
+/// best one for all pairs of a row x of q (n_q,d) and a row y of k (n_k,d): its axes are the eigenvectors of the mean
+/// of (x + y)(x + y)^T over these pairs. O(n d^2 + d^3). Throws InvalidArgument unless both have rows, of the same
+/// non-zero length and finite.
+template <OnlyReal T>
+Tilt sderf_tilt(const std::type_identity_t<MatrixView<T>>& q, const std::type_identity_t<MatrixView<T>>& k);
 
 }  // namespace nprf
 

@@ -8,7 +8,6 @@
 #include "nprf/core/rows.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/feature_map/eigenvectors.hpp"
-#include "nprf/feature_map/sderf_tilt.hpp"
 #include "nprf/feature_map/tilt.hpp"
 
 namespace nprf {

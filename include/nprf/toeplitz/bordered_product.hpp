@@ -85,7 +85,7 @@ class BorderedProduct {
   }
 
   /// Writes to `out` the gradients for G (n_q,p) = dL/dY; out.dc is for the lags between slots. Adds the gradients of
-  /// the weights of the border to `border` (E,E+2), which has the layout of Border (core/border.hpp). Recomputes
+  /// the weights of the border to `border` (E,E+2), which has the layout of Border (core/slots.hpp). Recomputes
   /// gradients that fail their error bound (recompute/checked_gradients.hpp). `by` has entries for all queries, also
   /// for those without a slot.
   GradientChecks gradients(const Factors<T>& x, const MatrixView<T>& G, const GradientMeasure<T>& by,

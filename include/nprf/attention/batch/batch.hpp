@@ -9,12 +9,12 @@
 #include <stdexcept>
 #include <vector>
 
+#include "nprf/attention/attention_core.hpp"
 #include "nprf/attention/batch/backward_pass.hpp"
 #include "nprf/attention/batch/check_arrays.hpp"
 #include "nprf/attention/batch/find_segments.hpp"
 #include "nprf/attention/batch/forward_pass.hpp"
 #include "nprf/attention/batch/head.hpp"
-#include "nprf/attention/head_models.hpp"
 #include "nprf/attention/heads_view.hpp"
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/saved.hpp"

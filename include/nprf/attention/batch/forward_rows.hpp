@@ -5,18 +5,48 @@
 #include <limits>
 
 #include "nprf/attention/batch/head.hpp"
-#include "nprf/attention/batch/saved_storage.hpp"
 #include "nprf/attention/fallback/non_finite.hpp"
 #include "nprf/attention/saved.hpp"
 #include "nprf/attention/scaling/key_log_scales.hpp"
 #include "nprf/attention/weights/prepared_position.hpp"
+#include "nprf/core/resize.hpp"
 #include "nprf/core/rows.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
+#include "nprf/core/workspace.hpp"
 #include "nprf/normalize/lifted_rows.hpp"
 
 namespace nprf {
+
+/// Storage for results of forward: members of a SavedSequence, or scratch memory if nothing is saved.
+template <Real T>
+class SavedStorage {
+ public:
+  /// `saved` may be null.
+  SavedStorage(SavedSequence<T>* saved, Workspace& workspace) : m_saved(saved), m_workspace(workspace) {}
+
+  /// A member of the SavedSequence, which pointers to members lead to: vector(n_q, &Saved::queries,
+  /// &Saved::Rows::scale).
+  template <class... Members>
+  MatrixRef<T> matrix(Index rows, Index cols, Members... members) const {
+    if (!m_saved) return m_workspace.template matrix<T>(rows, cols);
+    Matrix<T>& x = (*m_saved.*....*members);
+    resize(x, rows, cols);
+    return x;
+  }
+  template <class... Members>
+  Eigen::Ref<Vector<T>> vector(Index size, Members... members) const {
+    if (!m_saved) return m_workspace.template vector<T>(size);
+    Vector<T>& x = (*m_saved.*....*members);
+    resize(x, size);
+    return x;
+  }
+
+ private:
+  SavedSequence<T>* m_saved;
+  Workspace& m_workspace;
+};
 
 /// The queries and keys of one sequence, without padding, normalised, and their features A = phi(q) and B = phi(k),
 /// with zeros for non-finite keys and for attention sinks, whose weights are not those of features.

@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "nprf/core/border.hpp"
 #include "nprf/core/lags.hpp"
+#include "nprf/core/slots.hpp"
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/device/storage.cuh"
 #include "nprf/cuda/position/token_places.cuh"

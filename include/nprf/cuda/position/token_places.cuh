@@ -13,7 +13,7 @@ namespace nprf::cuda {
 
 /// The slots of tokens. In a sequence token i has slot i. In a grid the first `outside` tokens have no slot, and lags
 /// are differences of the slots of the others. Pairs of a query and a key, of which at least one has no slot, have
-/// entries of their own, the border (core/border.hpp). In its row e, column 0 is for query e and every key with a
+/// entries of their own, the border (core/slots.hpp). In its row e, column 0 is for query e and every key with a
 /// slot, column 1 for every query with a slot and key e, and column 2 + f for query e and key f, both without a slot.
 struct TokenPlaces {
   const std::int32_t* slots = nullptr;   // [cells], ascending; null: a sequence

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/core/border.hpp"
+#include "nprf/core/slots.hpp"
 
 #include <cmath>
 #include <limits>

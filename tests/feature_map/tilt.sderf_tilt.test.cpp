@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-#include "nprf/feature_map/sderf_tilt.hpp"
+#include "nprf/feature_map/tilt.hpp"
 
 #include "support/catch.hpp"
 #include "support/error.hpp"

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/core/option_span.hpp"
+#include "nprf/attention/options.hpp"
 
 #include <array>
 #include <cstddef>
 
 #include "support/catch.hpp"
 
-namespace nprf::test::core_option_span {
+namespace nprf::test::attention_option_span {
 
 static_assert(std::convertible_to<std::vector<int>, OptionSpan<int>>);
 static_assert(std::convertible_to<std::span<const bool>, OptionSpan<bool>>);
@@ -25,4 +25,4 @@ TEST_CASE("an option is made from vectors, arrays, spans, and a pointer with a s
   CHECK(back.data() == vector.data());
 }
 
-}  // namespace nprf::test::core_option_span
+}  // namespace nprf::test::attention_option_span

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 
-#include "nprf/attention/batch/saved_storage.hpp"
+#include "nprf/attention/batch/forward_rows.hpp"
 
 #include "nprf/core/workspace.hpp"
 #include "support/catch.hpp"
 
-namespace nprf::test::attention_saved_storage {
+namespace nprf::test::attention_forward_rows_saved_storage {
 
 TEST_CASE("storage is the member of what is saved, or scratch memory", "[attention]") {
   Workspace workspace;
@@ -22,4 +22,4 @@ TEST_CASE("storage is the member of what is saved, or scratch memory", "[attenti
   CHECK(workspace.peak_bytes() > 0);
 }
 
-}  // namespace nprf::test::attention_saved_storage
+}  // namespace nprf::test::attention_forward_rows_saved_storage

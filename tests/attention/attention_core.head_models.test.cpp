@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/attention/head_models.hpp"
+#include "nprf/attention/attention_core.hpp"
 
 #include <span>
 #include <vector>
