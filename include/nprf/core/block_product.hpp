@@ -110,7 +110,6 @@ template <Index rows, Real T, class RowStep, class DepthStep, class Emit>
       packs, [&]<Index rest>() { detail::multiply_panel<rows, rest>(depth, A, panel, B.depth_step, shifted); });
 }
 
-/// multiply_rows() for Block<T>::rows rows.
 template <Real T, class RowStep, class DepthStep, class Emit>
 [[gnu::always_inline]] inline void multiply_block(Index depth, Index packs, LeftFactor<T, RowStep, DepthStep> A,
                                                   RightFactor<T> B, Emit&& emit) {
@@ -151,7 +150,7 @@ class RowBlocks {
 template <Real T>
 void multiply_each_row(const MatrixView<T>& x, Index packs, RightFactor<T> B, MatrixMap<T> z, Workspace& scratch) {
   const Index rows = x.rows(), depth = x.cols();
-  if (rows <= 2) {  // a key and a query of a step of a decoder; a single row is computed twice
+  if (rows <= 2) {  // as in a step of a decoder; a single row is computed twice
     const LeftFactor<T, Index, Step<1>> A{x.data(), rows == 2 ? x.outerStride() : 0, {}};
     multiply_rows<2>(depth, packs, A, B, [&](Index i, Index j, const Pack<T>& product) {
       if (i < rows) product.store(&z(i, j));

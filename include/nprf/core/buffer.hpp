@@ -41,8 +41,8 @@ class Buffer {
     return static_cast<std::size_t>(size) * sizeof(T);
   }
 
-  // With small pages the page fault at the first access costs more than writing the page, and it happens again each
-  // time that memory is freed and allocated.
+  // The first access to a page costs a page fault, and again after each time that memory is freed and allocated. With
+  // large pages these are few.
   static void request_large_pages([[maybe_unused]] void* data, [[maybe_unused]] std::size_t size) {
 #ifdef MADV_HUGEPAGE
     constexpr std::uintptr_t page = std::uintptr_t{2} << 20;

@@ -21,7 +21,7 @@ struct BackendError : std::runtime_error {
 
 namespace detail {
 
-/// Refers to a part of a message: anything that a stream can write.
+/// A reference to a part of a message, of any type that a stream can write, so that sentence_of() is compiled once.
 class MessagePart {
  public:
   MessagePart(const char* text)

@@ -56,7 +56,6 @@ FittedLine fitted_line(Index lags, double underflow, double most, B&& b) {
   return line;
 }
 
-/// The logarithm of the smallest normal number of T.
 template <Real T>
 inline constexpr double log_smallest_normal = (std::numeric_limits<T>::min_exponent - 1) * std::numbers::ln2;
 

@@ -16,9 +16,9 @@ struct StridedArray {
   Index stride;  // of rows, or of columns
 };
 
-// C += A B on raw arrays. C is row-major; order_a and order_b are the storage orders of A and B. It calls the Eigen
-// function (3.4 and 5.0) that Eigen's own threads call, because the callers already distribute the work over threads.
-// Eigen's own threads would split a matrix in a way that depends on their number.
+// C += A B on raw arrays. C is row-major; order_a and order_b are the storage orders of A and B. It calls the function
+// of Eigen (3.4 and 5.0) that each of Eigen's own threads calls. Eigen's threads are not used, because they split a
+// matrix in a way that depends on their number.
 template <Real T, int order_a, int order_b>
 void add_product(Index rows, Index cols, Index depth, StridedArray<const T> a, StridedArray<const T> b,
                  StridedArray<T> c) {

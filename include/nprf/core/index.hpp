@@ -6,8 +6,7 @@
 
 namespace nprf {
 
-// Letters used in all headers: n_q queries; n_k keys; d head dimension; d_v value dimension; m random vectors;
-// r features (the output_dim of a feature map); h heads; lag = j - i (key position minus query position).
+// include/nprf/README.md lists the letters of sizes (n_q, n_k, d, d_v, m, r, p, h) and the words of this code.
 
 /// The type of sizes, positions and lags; the same as Eigen::Index, without Eigen.
 using Index = std::ptrdiff_t;

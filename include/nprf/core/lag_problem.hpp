@@ -68,9 +68,8 @@ struct LagProblem {
     return largest;
   }
 
-  /// bias(lag) - bias(from). If both lags are on the same line, the difference is computed from the slope and not from
-  /// two large numbers, so that its rounding error is relative to the difference. -infinity if `lag` is not attended;
-  /// `from` must be attended.
+  /// bias(lag) - bias(from), as precise as LagBiasView::difference(). -infinity if `lag` is not attended; `from` must
+  /// be attended.
   double bias_difference(Index lag, Index from) const {
     const double b = bias(lag);
     if (b == minus_infinity) return b;

@@ -10,7 +10,7 @@
 namespace nprf {
 
 /// A vector register of scalars, by Eigen's wrappers of the instruction sets; one scalar where Eigen does not
-/// vectorise. Loads and stores accept unaligned addresses. bench/README.md compares it with libraries for vectors.
+/// vectorise. Loads and stores accept unaligned addresses. bench/README.md compares Pack with libraries for vectors.
 template <Real T>
 struct Pack {
   using Register = typename Eigen::internal::packet_traits<T>::type;
@@ -74,7 +74,7 @@ struct Pack {
   /// The largest scalar that is not NaN; NaN if all are NaN.
   T largest() const {
     using namespace Eigen::internal;
-    // Eigen's own reductions with a rule for NaN go through memory, and take several times as long
+    // Eigen's own reductions with a rule for NaN go through memory
     constexpr T lowest = -std::numeric_limits<T>::infinity();
     const T most = predux_max(pmax<Eigen::PropagateNumbers>(x, pset1<Register>(lowest)));
     return most > lowest ? most : predux_max<Eigen::PropagateNumbers>(x);

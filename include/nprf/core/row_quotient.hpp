@@ -38,8 +38,7 @@ NPRF_HOST_DEVICE inline bool row_keeps_precision(T D, T v_max, T keys, bool all_
 
 /// Whether the terms of a row of a truncated series (is_series) cancel so far that the omitted terms of the series
 /// matter: the denominator D is not positive, or less than a sixteenth of `magnitudes`, the sum of the magnitudes of
-/// its terms. On the heads of a trained encoder that was at most one row in three hundred, and those had the largest
-/// errors.
+/// its terms.
 template <class T>
 NPRF_HOST_DEVICE inline bool terms_cancel(T D, T magnitudes) {
   return D <= 0 || magnitudes > 16 * D;
@@ -54,7 +53,7 @@ NPRF_HOST_DEVICE inline T relative_size(T largest_N, T abs_D, T v_max) {
 }
 
 /// The factor by which estimated rounding errors of FFTs are multiplied before they are compared with a tolerance.
-/// Measured errors are below the estimate; the factor adds a margin of 25 %.
+/// Measured errors are below the estimate; the factor is a margin.
 inline constexpr double error_margin = 1.25;
 
 /// The bound of the error of y = N / D relative to v_max, from bounds of the errors of N and of D:

@@ -9,8 +9,8 @@
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 
-/// Sums and updates of rows, each compiled once for a scalar. Eigen's expressions say the same, but each is a type of
-/// its own, and g++ takes a tenth of a second for a type.
+/// Sums and updates of rows, each compiled once for a scalar. An expression of Eigen in the caller's code would be a
+/// type of its own, which takes time to compile.
 namespace nprf {
 
 /// Row i of a matrix with adjacent columns, to read.
@@ -49,7 +49,6 @@ T largest_magnitude(std::span<const T> x) {
   return x.empty() ? 0 : detail::vector_of(x).cwiseAbs().maxCoeff();
 }
 
-/// Whether all entries are finite.
 template <class T>
 bool is_finite(std::span<const T> x) {
   return (detail::vector_of(x) - detail::vector_of(x)).sum() == 0;
@@ -73,7 +72,6 @@ void scale(std::span<T> x, T c) {
   detail::vector_of(x) *= c;
 }
 
-/// The sum of all entries.
 template <class T>
 T sum(std::span<const T> x) {
   return detail::vector_of(x).sum();
@@ -85,7 +83,6 @@ auto entries_of(const Eigen::PlainObjectBase<X>& x) {
   return std::span<const typename X::Scalar>(x.data(), static_cast<std::size_t>(x.size()));
 }
 
-/// Whether all entries of a matrix or vector are finite.
 template <class X>
 bool has_finite_entries(const X& x) {
   const auto size = static_cast<std::size_t>(x.innerSize());

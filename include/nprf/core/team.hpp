@@ -42,7 +42,8 @@ class Team {
 
   /// Calls body(task, scratch) once for each task < tasks, in any order, on any thread. The scratch memory that a call
   /// of body takes is released at the end of that call. If a call throws, the tasks that have not started are skipped,
-  /// and the first exception is rethrown after all threads have stopped. A body must not run the team again.
+  /// and the first exception is rethrown after all threads have stopped. A body must not run this team; run_nested()
+  /// gives it a team that it may run.
   template <class Body>
   void run(Index tasks, Body&& body) const {
     const auto call = [&](Index task, Workspace& scratch, const std::atomic<bool>*) { body(task, scratch); };
@@ -91,7 +92,7 @@ class Team {
   }
 
  private:
-  // the exception by which nested teams end their tasks after an exception of another thread
+  // what a nested team throws to end its tasks, after a task of another thread has thrown an exception
   struct OtherThreadFailed {};
 
   Team(Workspace& workspace, void (*poll)(), const std::atomic<bool>* has_failed)
@@ -115,7 +116,7 @@ class Team {
       }
       return;
     }
-    check();  // the other threads may take all tasks
+    check();  // at least once: the other threads may take all tasks
     std::atomic<Index> next{0};
     std::atomic<std::size_t> largest{0};  // the most scratch memory that a task took, in bytes
     std::atomic<bool> has_failed{false};
@@ -140,8 +141,8 @@ class Team {
       }
     });
     if (error) std::rethrow_exception(error);
-    // The assignment of tasks to threads is random. Each workspace reserves memory for any task, so that an equal call
-    // allocates nothing.
+    // Which thread gets which task is random. Each workspace reserves memory for any task, so that the next call of the
+    // same shapes allocates nothing.
     for (Workspace& each : m_workspaces) each.reserve(largest);
   }
 
