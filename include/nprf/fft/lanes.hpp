@@ -47,17 +47,15 @@ struct LanesOf {
 template <Real T>
 inline constexpr Index lane_count = detail::register_bytes / static_cast<Index>(sizeof(T));
 
-/// The number of vector registers, the bytes of each, and whether the instruction set has fused multiply-adds.
 using detail::vector_registers, detail::register_bytes, detail::has_fused_multiply_add;
 
 /// One real number of each of lane_count signals, as a built-in vector type of the compiler, which keeps it in a
-/// register. Compilers keep Eigen's fixed-size arrays in memory. bench/README.md compares it with libraries for
-/// vectors.
+/// register. Compilers keep Eigen's fixed-size arrays in memory.
 template <Real T>
 using Lanes = typename detail::LanesOf<T>::Type;
 
-/// One complex number of each of lane_count signals. The user-defined copies copy two registers. g++ 12 would copy a
-/// trivial struct through the stack in pieces of 16 bytes, and the next load of a whole register would wait for them.
+/// One complex number of each of lane_count signals. The copies are user-defined, because g++ 12 copies a trivial
+/// struct through the stack, in pieces of 16 bytes.
 template <Real T>
 struct ComplexLanes {
   ComplexLanes() = default;
@@ -219,9 +217,7 @@ struct UnitRoot {
   }
 };
 
-/// The twiddle factor w = e^(2 pi i part / whole). A butterfly with w needs four multiplications, two of them fused
-/// with an addition, and four additions. A processor that multiplies and adds in separate units needs the time of four
-/// operations for it. The form with six fused multiply-adds (Linzer and Feig 1993) needs the time of six.
+/// The twiddle factor w = e^(2 pi i part / whole), rounded to T.
 template <Real T>
 struct Rotation {
   T re, im;

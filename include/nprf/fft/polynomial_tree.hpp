@@ -320,7 +320,7 @@ class PolynomialTree {
     });
   }
 
-  // those of inner levels, compiled once for all callers
+  // split() and join() of inner levels, compiled once for all callers
   static void split_in_place(const Level& level, const T* table, Z* x) {
     split(
         level, table, [x](Index j) { return x[j]; }, x);
@@ -373,7 +373,7 @@ class PolynomialTree {
     Z z[Signals::most][leaf];
     if constexpr (forward)
       x.for_each([&](auto s, const Z* from) {
-        Z values[leaf];  // in registers; z is in memory if s is not a constant
+        Z values[leaf];  // z is in memory if s is not a constant; this array is in registers
         for (int k = 0; k < leaf; ++k) values[k] = from[k];
         split_parts<leaf>(values, m_table.data() + m_leaf_table + block * constants(leaf));
         for (int k = 0; k < leaf; ++k) z[s][k] = values[k];
