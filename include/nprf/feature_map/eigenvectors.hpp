@@ -64,12 +64,14 @@ std::vector<T> make_rows_orthogonal(Matrix<T>& w) {
 
 }  // namespace detail
 
-/// Returns those of a symmetric matrix S (d,d) of finite scalars that has no negative eigenvalues.
+/// Returns the eigenvalues and eigenvectors of a symmetric matrix S (d,d) of finite scalars that has no negative
+/// eigenvalues.
 ///
 /// Plane rotations of rows turn the Cholesky factor R, S = R^T R, into W with orthogonal rows (the one-sided method of
 /// Jacobi, M. R. Hestenes 1958, on the factor: K. Veselic and V. Hari 1989). S = W^T W then has the rows of W as
 /// eigenvectors, and their squared norms as eigenvalues. R exists even if S is singular, because a few roundings of |S|
-/// are added to its diagonal, which changes no eigenvector. O(d^3) for each of some ten sweeps over all pairs of rows.
+/// are added to its diagonal, which changes no eigenvector. O(d^3) for each sweep over all pairs of rows, of at most
+/// 30.
 template <Real T>
 Eigenvectors<T> eigenvectors(const Matrix<T>& s) {
   const Index d = s.rows();

@@ -48,10 +48,6 @@ concept MatrixOf = std::convertible_to<M, Matrix<T>> && std::same_as<typename st
 /// feature, or to |phi(x_i)| if features can be negative. Without relative_error, Report::error_bound treats the
 /// features as exact.
 ///
-/// A map declares `static constexpr bool has_independent_rows = true;` if each row that queries with log_factor writes,
-/// and that keys_by_row below writes, has the same bits for any other rows of x. A Decoder then passes it the rows of
-/// several tokens at once.
-///
 /// A map whose keys have other features than queries, as Centred (centred.hpp) has, also has
 ///     void keys_by_row(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team&, T* log_factor) const;
 ///     void backward_keys(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi,
@@ -95,7 +91,8 @@ constexpr bool falls_back_to_softmax() {
 }
 
 /// True if each row that queries with log_factor writes, and that keys_by_row writes (FeatureMap), has the same bits
-/// for any other rows of x. Such a map declares `static constexpr bool has_independent_rows = true;`.
+/// for any other rows of x. Such a map declares `static constexpr bool has_independent_rows = true;`. A Decoder passes
+/// it the rows of several tokens at once.
 template <class F>
 constexpr bool has_independent_rows() {
   if constexpr (requires { F::has_independent_rows; })

@@ -25,7 +25,8 @@ struct NoOffset {
 
 }  // namespace detail
 
-// calls use(f, offset) for each pack of features from feature f on, with their offsets
+// calls use(f, offset) for each pack of features f, f + 1, ..., where `offset` is the pack of their offsets, or
+// NoOffset without a tilt
 template <Real T, Index signs>
 template <class Use>
 void ExponentialFeatures<T, signs>::for_each_pack(Use&& use) const {

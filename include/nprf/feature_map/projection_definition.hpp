@@ -19,8 +19,8 @@ namespace detail {
 // Orthonormalises Gaussian rows (m,d), m <= d. The result is the first m rows of a Haar distributed orthogonal matrix,
 // because the triangular factor of this decomposition has a positive diagonal (F. Mezzadri, "How to generate random
 // matrices from the classical compact groups", 2007). It is Gram-Schmidt with two passes for each row, which suffice
-// for orthogonality to rounding (L. Giraud et al. 2005). Eigen's QR would add seconds to the compilation of every
-// program that draws features.
+// for orthogonality to rounding (L. Giraud et al. 2005). Eigen's QR decomposition is not used because it is slow to
+// compile.
 template <Real T>
 Matrix<T> haar_orthogonal(Matrix<T> q) {
   for (Index i = 0; i < q.rows(); ++i) {

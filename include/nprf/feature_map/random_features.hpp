@@ -40,8 +40,7 @@ class RandomFeatures {
   }
 
   /// The error bound of a feature for rows of at most that norm, relative to the feature, or to |phi| if features can
-  /// be negative. It covers the rounding of w.x, a sum of d terms, and of |x|^2/2. The measured root mean square error
-  /// is a third of it for random rows, and two thirds for rows parallel to a row of W.
+  /// be negative. It covers the rounding of w.x, a sum of d terms, and of |x|^2/2.
   double relative_error(double norm) const;
 
   /// The options that the projection was drawn with. Throws InvalidArgument if the caller gave the projection.
