@@ -56,8 +56,7 @@ class PositionView {
   /// b as a function of the difference of two slots.
   const LagBias<T>& bias() const { return *m_bias; }
 
-  /// The bias of query token i and key token j, where the query's position is i + offset; a placed position ignores the
-  /// offset.
+  /// As nprf::bias_between() (position.hpp).
   double bias_between(Index i, Index j, Index offset) const {
     return is_placed() ? m_functions->bias(m_position, i, j) : bias()[j - i - offset];
   }
