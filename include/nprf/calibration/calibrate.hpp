@@ -33,7 +33,7 @@ struct CalibrationOptions {
                              // this; if no map reaches it, those of least error
   double shrinkage = 0.05;   // the part of the mean variance that is added to covariances (balance.hpp)
   Index max_queries = 1024;  // the most queries of a sequence that are compared with exact softmax in one comparison
-  void (*poll)() = nullptr;  // is called now and then by the calling thread; an exception from it ends the call
+  void (*poll)() = nullptr;  // the calling thread calls it between parts of the work; its exception ends the call
 };
 
 namespace detail {
@@ -76,19 +76,24 @@ HeadsCalibration<T> calibrate_heads(std::type_identity_t<HeadsView<const T>> q,
 ///     Attention attention(calibration.features, position, {.near = 32});
 ///     calibration.softmax_error;   // the relative error of y that can be expected
 ///
-/// The maps that are compared are Hermite features with more and more features: of first order, then of second order
-/// too. Errors against exact softmax are estimated by cross-validation within the first half of the sample: each of the
-/// two quarters of the sample in it is compared by maps whose constants are from the other quarter. The relative error
-/// of a row counts as at most 1. The map of least error is chosen, unless fewer features have an error that is larger
-/// by less than a hundredth. Its constants are then computed from the whole first half. The second half is only used to
-/// report softmax_error. In these comparisons tokens attend to tokens of the same half or quarter, at the positions
-/// that they have in the sample. But if all pairs of a quarter are near, the queries of both quarters attend to the
-/// keys of the whole first half. With causal attention, keys after the last query are left out. Sinks are keys of each
-/// half and quarter; constants are computed from the other keys.
+/// The maps that are compared are Hermite features, in growing numbers: of first order, then of second order too. The
+/// sample is divided into halves, and the first half into quarters:
+///
+///   - Errors are estimated on these two quarters: each is compared with exact softmax, by maps with constants from the
+///     other quarter. The relative error of a row counts as at most 1.
+///   - Unless a map reaches the target_error, the map of least error is chosen, or one with fewer features if its error
+///     is larger by less than a hundredth.
+///   - The constants of the chosen map are computed from the whole first half.
+///   - softmax_error is the error of this map on the second half, which is used for nothing else.
+///
+/// In these comparisons tokens attend to tokens of the same half or quarter, at the positions that they have in the
+/// sample. But if all pairs of a quarter are near, the queries of both quarters attend to the keys of the whole first
+/// half. With causal attention, keys after the last query are left out. Sinks are keys of each half and quarter;
+/// constants are computed from the other keys.
 ///
 /// The sample should have the positions and the lengths of the sequences on which the map is used. In a model with
-/// absolute positions the means change along a text, so that constants of a text's first half have a several times
-/// larger error on the second: for such a model call calibrate_heads() with several whole sequences.
+/// absolute positions the means change along a text, so that constants of a text's first half do not fit its second
+/// half: for such a model call calibrate_heads() with several whole sequences.
 ///
 /// O(n' n_k (d + d_v + r) + (n_q + n_k) d (d + r) + d^3) for each map that is compared, with n' = n_q, or max_queries
 /// if that is less. Throws InvalidArgument if shapes do not match, if a scalar is not finite, if there are fewer than 8

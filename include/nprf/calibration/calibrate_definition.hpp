@@ -29,8 +29,7 @@ namespace nprf {
 ///
 /// (lambda is rho / (1 - rho^2)) with Hermite polynomials He_n: 1, x, x^2 - 1. In z = sqrt(rho / lambda) a the features
 /// are 1, z, (z^2 - rho) / sqrt(2) and z z' of two coordinates, and the row's factor has the curvature lambda
-/// (QuadraticTerms). The `first` coordinates of largest variance have first-order features, and the `second`
-/// coordinates of largest variance also second-order features.
+/// (QuadraticTerms). `first` and `second` are as in CalibrationCandidate.
 ///
 /// As lambda tends to 0 the features tend to those of the Taylor series. Source: F. G. Mehler, J. reine angew. Math. 66
 /// (1866). O(d^2). Throws InvalidArgument unless 0 <= second <= first <= d.
@@ -133,7 +132,7 @@ HeadsCalibration<T> calibrate_samples(std::span<const HeadSample<double>> heads,
       .direction = options.direction, .max_queries = options.max_queries, .seed = options.seed, .poll = options.poll};
   HeadsCalibration<T> result;
   ComparisonOptions limited = comparison;
-  limited.max_row_error = 1;  // as if y were 0: a few denominators that are nearly 0 must not decide
+  limited.max_row_error = 1;  // that of y = 0: a few rows with a denominator near 0 must not decide
   const Index d = heads[0].input_dim(), complete = CalibrationCandidate{d, d, 0}.num_features();
   // `most` is a limit of the features: the given one, or larger and larger ones until the target is reached
   for (Index most = options.num_features > 0 ? options.num_features : d + 1;; most *= 2) {

@@ -28,8 +28,8 @@ struct Calibration {
   double softmax_error = 0;
   std::vector<CalibrationCandidate> candidates;  // the fewest features first
 
-  /// Writes it as text that load reads back with the same bits, O(d^2 + r). Both throw InvalidArgument as
-  /// CalibratedFeatures does.
+  /// save() writes text that load() reads back with the same bits, O(d^2 + r). Both throw InvalidArgument as save() and
+  /// load() of CalibratedFeatures do.
   void save(std::ostream& out) const;
   static Calibration load(std::istream& in);
 };

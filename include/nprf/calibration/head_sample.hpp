@@ -60,8 +60,9 @@ struct SampleTokens {
   }
 };
 
-/// What a head's position defines for the query at position i and the keys at positions j, j + 1, ...: sets their
-/// biases, and whether the pairs are in the near field.
+/// fill(i, j, biases, near) sets, for the query at position i and the keys at positions j, j + 1, ..., the biases of
+/// the pairs and whether they are in the near field, as the head's position and the width of the near field define
+/// them.
 struct SamplePairs {
   std::function<void(Index i, Index j, std::span<double> biases, std::span<bool> near)> fill;
 };

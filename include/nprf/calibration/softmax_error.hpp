@@ -41,8 +41,8 @@ struct ComparisonOptions {
 ///     y_i = sum_j W_ij v_j / sum_j W_ij,   W_ij = exp(q_i.k_j + b_ij)         if the key is a sink, or the pair near
 ///                                                 phi(q_i).phi(k_j) exp(b_ij)  otherwise
 ///
-/// Without values it compares the weights W_ij / sum_j W_ij. A row whose terms cancel (terms_cancel) has no difference,
-/// because attention computes it by exact softmax. A row that attends to no key is left out.
+/// Without values it compares the weights W_ij / sum_j W_ij. The difference of a row whose terms cancel (terms_cancel)
+/// counts as 0, because attention computes the row by exact softmax. A row that attends to no key is left out.
 template <Real T>
 class SoftmaxComparison {
  public:
