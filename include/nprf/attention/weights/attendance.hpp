@@ -40,10 +40,8 @@ class LagSet {
     m_before = before;
   }
 
-  /// The longest run of lags of the set.
   LagRange longest_run() const { return m_longest; }
 
-  /// The number of runs of lags.
   Index runs() const { return m_runs; }
 
   /// Each column of X (slots,p) marks slots: the entry in row t is 1 if slot t is marked, else 0. Sets the same column
@@ -77,7 +75,7 @@ class LagSet {
       body(LagRange{first, lag});
     }
   }
-  // body(p, first, last) for each run of slots that a column of X marks
+  // calls body(p, first, last) for each run of slots that column p of X marks
   template <class Body>
   static void for_each_marked_run(const MatrixMap<double>& X, Body&& body) {
     for (Index p = 0; p < X.cols(); ++p)
@@ -151,8 +149,8 @@ class LagSet {
 };
 
 /// For each query i, largest[i] (n_q) becomes the maximum of its old value and of sizes[j] (n_k) of the keys j whose
-/// lag from query i is in `lags`. A lag is a difference of slots. O(n_q + n_k), and O(log n_k) for each query if slots
-/// are empty.
+/// lag from query i is in `lags`. A lag is a difference of slots. O(n_q + n_k), and O(log n_k) for each query if some
+/// slots are empty.
 template <Real T>
 void sliding_window_max(const T* sizes, const Slots& queries, const Slots& keys, LagRange lags, T* largest,
                         Workspace& workspace) {
@@ -209,7 +207,7 @@ class Attendance {
 
   /// attending_queries: out (n_q) is whether each query attends to any of the keys. attended_keys: out (n_k) is whether
   /// any query attends to each key. If the attended lags are one run and all tokens have slots, O(n), and O(log n) for
-  /// each token if slots are empty; otherwise the cost of the functions above.
+  /// each token if some slots are empty; otherwise the cost of the functions above.
   void attending_queries(const Placement& keys, bool* out, Workspace& workspace) const {
     if (is_one_run(keys)) return any_in_run(m_x.queries.slots, keys.slots, m_lags.longest_run(), out);
     const Workspace::Scope scope(workspace);
@@ -255,8 +253,8 @@ class Attendance {
 
   /// Sets largest[i] (n_q) to the largest sizes[j] (n_k) of the keys j that query i attends to. If the attended lags
   /// are several runs, it may be smaller than that, but it is above half of it. No entry depends on keys that its query
-  /// does not attend to. O((n_q + n_k) log n), and O(E n_k) for E tokens without a slot. If there are several runs, the
-  /// former is multiplied by 1/8 of the number of different powers of two of the sizes.
+  /// does not attend to. O((n_q + n_k) log n) and O(E n_k) for E tokens without a slot; with several runs, the first
+  /// term times 1/8 of the number of different exponents of the sizes.
   void largest_attended(const T* sizes, const Placement& keys, T* largest, Workspace& workspace) const {
     const Placement& queries = m_x.queries;
     for (Index i = 0; i < queries.outside; ++i) {
@@ -307,7 +305,6 @@ class Attendance {
     }
   }
 
-  // whether the attended lags are one run and all tokens have slots
   bool is_one_run(const Placement& keys) const { return m_lags.runs() == 1 && m_x.queries.outside + keys.outside == 0; }
 
   // any[i] is whether any of `others` is at one of these lags from slots[i]
@@ -316,7 +313,8 @@ class Attendance {
       any[i] = others.below(slots[i] + lags.first) < others.below(slots[i] + lags.last + 1);
   }
 
-  // each entry becomes the maximum of its old value and of the largest 2^floor(log2 size) that its query attends to
+  // largest[i] becomes the maximum of its old value and of 2^floor(log2 s), where s is the largest size that query i
+  // attends to
   void add_other_runs(const T* sizes, const Slots& keys, T* largest, Workspace& workspace) const {
     const Workspace::Scope scope(workspace);
     const Slots& queries = m_x.queries.slots;

@@ -34,7 +34,8 @@ struct BiasGradient {
 /// The bias of every query and key, relative to the largest bias of the query, plus the log-scale of the key
 /// (toeplitz/factors.hpp), which is finite or -infinity. -infinity for a key that the query does not attend to.
 ///
-/// The bias is relative because a bias of large magnitude has no digits left for the log-scale.
+/// The bias is relative because the sum of a bias of large magnitude and a log-scale would lose the digits of the
+/// log-scale.
 template <Real T>
 class PairBias {
  public:
@@ -168,7 +169,7 @@ class PairBias {
   const LagProblem<T>& m_x;
   const Placement& m_keys;
   const double* m_log_scales;
-  bool m_is_narrow = true;  // no bias is far from the largest
+  bool m_is_narrow = true;  // all log-weights are above -few, or -infinity
 };
 
 }  // namespace nprf

@@ -142,8 +142,8 @@ class ProductChoice {
   LagWeightsView<T> m_weights;   // the problem's weights, or these with fitted tails
   double m_deviation = 0;
   toeplitz::Use m_use = toeplitz::Use::rows;
-  // the products that Engine::automatic may select if keys are masked: their engines round per row, so they are
-  // admissible whichever keys are masked
+  // the products that Engine::automatic may select if keys are masked: their engines round per row, which is accurate
+  // enough whichever keys are masked
   std::array<std::optional<toeplitz::BorderedProduct<T>>, 2> m_per_row;
   toeplitz::BorderedProduct<T> m_product;
 };
@@ -169,7 +169,6 @@ class PreparedPosition {
   const Attendance<T>& attendance() const { return m_attendance; }
   const ProductChoice<T>& products() const { return m_products; }
 
-  /// The placement of all queries.
   const Placement& queries() const { return m_problem.queries; }
   /// The keys before `length` whose mask is true; an empty mask is all true. The placement's arrays are in the
   /// workspace.
