@@ -19,8 +19,8 @@
 namespace nprf {
 
 /// The inputs A', G and U of the product's gradients, in power-of-two scales in which neither dy / D nor the gradients
-/// overflow or underflow. Values are divided by one scale and dy by another, so that no entry that matters exceeds 1.
-/// Each row has a factor f_i, a power of two, which is moved from the gradient to the features:
+/// overflow or underflow. Values are divided by one scale and dy by another, so that no finite entry that a gradient
+/// depends on exceeds 1. Each row has a factor f_i, a power of two, which is moved from the gradient to the features:
 ///
 ///     A'_i = f_i A_i    G_i = [dy_i  -(dy_i.y_i)] / (D_i f_i)    dA_i = f_i dA'_i
 ///
@@ -69,8 +69,8 @@ class GradientScaling {
       }
       m_U = U.data();
     }
-    // in the smaller scale, products in the rows without a finite gradient may overflow: these rows are left as they
-    // are
+    // with the smaller scale of the values, dy_i.y_i of a row without a finite gradient may overflow: such rows keep
+    // what the first call set
     if (is_too_large) set_gradients([this](Index i) { return m_rows[i].has_finite_gradient(); }, team);
     m_dy_scale = scale_above(largest_dy);
     m_exponent = exponent_of(m_value_scale) + exponent_of(m_dy_scale) + saved.values.exponent;
@@ -84,7 +84,7 @@ class GradientScaling {
   /// [v 1] (n_k,d_v+1), v divided by value_scale().
   Eigen::Map<const Matrix<T>> U() const { return {m_U, m_saved.values.U.rows(), m_saved.values.U.cols()}; }
 
-  /// The scale of the saved values; that of all of dy; that of row i of dy alone.
+  /// The scales of the saved values, of all of dy, and of row i of dy alone.
   T value_scale() const { return m_value_scale; }
   T dy_scale() const { return m_dy_scale; }
   T dy_scale(Index i) const { return power_of_two<T>(m_rows[i].dy_exponent); }
