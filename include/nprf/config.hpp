@@ -82,7 +82,7 @@
 #define NPRF_HOST_DEVICE
 #endif
 
-/// Marks small functions on vector registers, which must be inlined.
+/// Marks small functions on vector registers, which must be inlined so that their arguments stay in registers.
 #define NPRF_ALWAYS_INLINE [[gnu::always_inline]] inline
 
 /// Unrolls the next loop, which must have at most 8 iterations, so that an array of vector registers stays in

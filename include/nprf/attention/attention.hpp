@@ -41,7 +41,7 @@ class Attention {
 
   /// Throws InvalidArgument if this build does not have the engine, if an option is not in its enumeration, if a bias
   /// of the position is NaN or +infinity, if the position is built for another direction (T5Position), or if `near` or
-  /// `sinks` is negative, or positive for a map that does not estimate exp or does not report its factors.
+  /// `sinks` is negative, or positive for a map that does not estimate exp or has no log-factors (feature_map.hpp).
   Attention(F features, P position, AttentionOptions options = {})
       : m_heads(std::move(features), std::move(position), options) {}
 
@@ -83,8 +83,8 @@ class Attention {
     detail::reject_mixed_scalars<T, Q, K, V>();
   }
 
-  /// Returns the gradients for dy (n_q,d_v) = dL/dy, after the forward that filled `saved`. It takes between two and
-  /// three times forward's time, and memory O(n (r + d_v)). Throws InvalidArgument if another attention filled `saved`,
+  /// Returns the gradients for dy (n_q,d_v) = dL/dy, after the forward that filled `saved`. Memory O(n (r + d_v)); the
+  /// time depends on the engine, as that of forward does. Throws InvalidArgument if another attention filled `saved`,
   /// or if dy has another shape.
   Gradients<T> backward(const Saved<T>& saved, const MatrixView<T>& dy) const {
     static_assert(LearnedPosition<P>, "nprf: backward needs a position with gradient() (position.hpp)");

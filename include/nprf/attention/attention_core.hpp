@@ -19,8 +19,8 @@
 
 namespace nprf {
 
-/// Type-erased references to the feature maps and the positions of all heads, one for all heads or one for each. Refers
-/// to the maps, the positions and the options. The member functions require at least one map and one position.
+/// The feature maps and the positions of all heads, one for all heads or one for each, as type-erased references. The
+/// member functions require at least one map and one position.
 template <Real T>
 class HeadModels {
  public:
@@ -37,7 +37,6 @@ class HeadModels {
         m_options(options) {}
 
   std::size_t num_feature_maps() const { return m_num_features; }
-  /// The feature map of head h.
   FeatureMapView<T> feature_map(Index h) const {
     return m_feature_map(m_features, m_num_features == 1 ? 0 : static_cast<std::size_t>(h));
   }
@@ -63,8 +62,9 @@ class HeadModels {
 template <Real T>
 class BatchPool;
 
-/// What attentions of all feature maps and positions have in common: the checks of a call, scratch memory, and the
-/// work. Copies share the scratch memory and the identity, by which check_saved() recognises what forward has saved.
+/// The part of an attention that does not depend on the types of its feature maps and positions: the checks of a call,
+/// scratch memory, and the work. Copies share the scratch memory and the identity, by which check_saved() recognises
+/// what forward has saved.
 template <Real T>
 class AttentionCore {
  public:

@@ -17,7 +17,7 @@ struct HeadStrides {
 ///
 ///     HeadsView<float> q{data, batch, heads, tokens, channels};                 // [batch, heads, tokens, channels]
 ///     HeadsView<float> q = tokens_first(data, batch, tokens, heads, channels);  // [batch, tokens, heads, channels]
-///     HeadsView<const float> k{data, 2, 8, 64, 32, {32, 0, 2048}};              // all heads are the same array
+///     HeadsView<const float> k{data, 2, 8, 64, 32, {32, 0, 2048}};              // all heads share one array
 template <class T>
 struct HeadsView {
   using Scalar = std::remove_const_t<T>;

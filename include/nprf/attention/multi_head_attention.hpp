@@ -115,8 +115,8 @@ class MultiHeadAttention {
   }
 
   /// Shares the pool of scratch memory of `other`, which may have another feature map and position. A training step
-  /// that builds a new attention, since a bias has changed, then allocates nothing anew. It must not be called during
-  /// another call of this attention.
+  /// that builds a new attention because a bias has changed then allocates no scratch memory. This function must not be
+  /// called during another call of this attention.
   template <class F2, class P2>
     requires std::is_same_v<typename F2::Scalar, T>
   void share_scratch_memory(const MultiHeadAttention<F2, P2>& other) {

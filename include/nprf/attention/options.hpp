@@ -39,9 +39,9 @@ class OptionSpan : public std::span<const T> {
 /// Options of an attention, fixed when it is built.
 ///
 /// Near field: a query and a key less than `near` tokens apart have the weight exp(q.k + b) of softmax. The other pairs
-/// have weights of features. A near field needs a map that estimates exp and reports its factors (feature_map.hpp). It
-/// takes time O(n near (d + d_v)). With a near field, or with a map that is a series (feature_map.hpp), a row that has
-/// to be recomputed (CallOptions) has the weights of softmax for all of its pairs. On a grid, a pair is near if its two
+/// have weights of features. A near field needs a map that estimates exp and has log-factors (feature_map.hpp). Its
+/// time is O(n near (d + d_v)). With a near field, or with a map that is a series (feature_map.hpp), a row that has to
+/// be recomputed (CallOptions) has the weights of softmax for all of its pairs. On a grid, a pair is near if its two
 /// cells are less than `near` apart in each of the two dimensions; a pair with an extra token is never near. A position
 /// with slots of its own must have pitch().
 ///
@@ -103,7 +103,7 @@ struct Report {
 ///
 /// Approximate biases: if nothing is saved for backward and features are positive, Engine::automatic may change biases
 /// by up to a quarter of the tolerance, if they are then linear in the lag beyond some lags and admit a faster engine.
-/// This is for tables to which ALiBi or T5 was written out.
+/// An example is a table that holds the biases of ALiBi or T5.
 ///
 /// Comparison with softmax: the call also computes softmax_samples rows of each sequence of each head by exact softmax,
 /// or all rows if there are fewer, and reports how far its own rows are from these (Report::softmax_error): the error

@@ -31,8 +31,8 @@ struct SavedSequence {
                                  // scaled because smaller values would lose precision
     Vector<T> largest_attended;  // (n_q)  the largest |v| that each query attends to
   };
-  // maxima over the rows (fallback/row_error_bound.hpp): of the condition; of the bound of the errors by an FFT, over
-  // the rows that were not recomputed; of the bound of all other errors
+  // maxima over the rows (fallback/row_error_bound.hpp). condition: of the condition of a row. fft: of the bound of the
+  // errors by an FFT, over the rows that were not recomputed. other: of the bound of all other errors
   struct Errors {
     double condition = 0, fft = 0, other = 0;
   };
