@@ -19,8 +19,8 @@
 namespace nprf {
 
 /// Causal attention (multi_head_attention.hpp) of sequences that grow token by token, as a language model generates
-/// them. A step computes the rows of the new tokens alone. A row differs from the one that the attention would compute
-/// for the whole sequence by at most the sum of the error bounds that both report.
+/// them. A step computes the rows of the new tokens alone. Such a row and the same row of the attention of the whole
+/// sequence differ by at most the sum of the error bounds that the step and the attention report.
 ///
 ///     MultiHeadAttention attention(orf<float>(64, 32), positions, {.direction = Direction::causal});
 ///     Decoder decoder(attention, {.batch = 2, .rollback = 8});   // Decoder<float>
@@ -28,31 +28,31 @@ namespace nprf {
 ///     decoder.step(q, k, v, y);                                  // one token, or a few, of each sequence
 ///     decoder.rollback(0, 3);                                    // sequence 0 takes back its last 3 tokens
 ///
-/// Each head of each sequence stores its last tokens in a ring, and sums over the older ones, whose biases change by
-/// the same amount in each step. README.md beside this header explains how. For ALiBi a token of a head takes time
-/// O(r (d + p)), and the state of a head O(r p) memory, with r features and p = d_v + 1. For any position that ends as
-/// a straight line, neither depends on the number of tokens. For other tables a state keeps all tokens, and may sum the
-/// older ones in windows (DecoderOptions::windows).
+/// Each head of each sequence has a state: a ring of its last tokens, and sums over the older ones, whose biases all
+/// change by the same amount in each step. README.md beside this header has the formulas, and a table of time and
+/// memory. For ALiBi a token of a head takes time O(r (d + p)), and the state of a head O(r p) memory, with r features
+/// and p = d_v + 1. If the biases of a position are a straight line from some distance on, neither the time nor the
+/// memory depends on the number of tokens. For other tables a state keeps all tokens, and may sum the older ones by an
+/// online convolution (DecoderOptions::windows).
 ///
 /// Bits: the same tokens give the same bits of the rows of steps, however they were divided between prefill and steps,
 /// whatever the other sequences are, and for any number of threads. After a rollback the sums may contain tokens that
-/// would otherwise still be in the ring: then rows agree within their error bounds. If all sequences are empty, prefill
-/// returns the same bits as the attention.
+/// would otherwise still be in the ring: then rows agree only within their error bounds. If all sequences are empty,
+/// prefill returns the same bits as the attention.
 ///
-/// Report (CallOptions::report) of a step: error_bound, empty_rows and indefinite_rows are as of the attention, and the
-/// engine is `recurrence`. The attention recomputes a row from all keys if its denominator underflowed or, for a map
-/// that is a series (is_series()) or with a near field or sinks, if its terms cancel. For such a map, or with a near
-/// field or sinks, the ring stores the keys: as long as it has all keys that the row attends to, a step recomputes the
-/// row by exact softmax, and counts it in repaired_rows. Otherwise the row is returned as it is, NaN if its denominator
-/// is 0, and counts in failing_rows.
+/// Report (CallOptions::report) of a step: error_bound, empty_rows and indefinite_rows are as in that of the attention,
+/// and the engine is `recurrence`. For a map that is a series (is_series()), and with a near field or sinks, the ring
+/// stores the keys. Then a row whose denominator underflowed or whose terms cancel is recomputed by exact softmax, and
+/// counts in repaired_rows, as long as the ring has all keys that it attends to. Otherwise, and for other maps if the
+/// denominator underflowed, the row is returned as it is, NaN if its denominator is 0, and counts in failing_rows.
 ///
-/// Non-finite tokens: as in the formula, a query changes its own row, and a key or a value the rows that attend to it.
-/// If the bias is finite at all distances, all later rows attend to it, until the sequence is reset or a rollback takes
-/// the token back. Non-finite keys and entries of values are not added to the sums, but recorded beside them.
-/// Numerators are not scaled: in float values above 1e30 may overflow.
+/// Non-finite tokens: as in the formula, a non-finite query affects its own row, and a non-finite key or value the rows
+/// that attend to it. If the bias is finite at all distances, these are all later rows, until the sequence is reset or
+/// a rollback takes the token back. The sums do not contain non-finite keys and entries of values; the state records
+/// them separately. Numerators are not scaled: in float values above 1e30 may overflow.
 ///
 /// A step of the same shapes as an earlier one allocates nothing, except where a state grows. A decoder can be moved,
-/// but not copied. Threads must not share it during a call.
+/// but not copied. Only one thread at a time may call a decoder.
 template <OnlyReal T>
 class Decoder {
  public:
@@ -77,11 +77,11 @@ class Decoder {
   /// numbers of heads and d_v must be those of the first call. For empty sequences it takes the time of the attention,
   /// and O(b h_k n r (d + p)) for the states.
   ///
-  /// Throws InvalidArgument for other shapes, for more tokens than most_tokens, for a key_mask, packed sequences or
-  /// an offset, for lengths out of range, for a negative tolerance, for softmax_samples that the attention refuses, for
-  /// any softmax_samples if a sequence has tokens, and, with check_finite, for non-finite inputs; then it changes
-  /// nothing. If memory runs out, or if `poll` or a user's own feature map throws, each sequence takes back the tokens
-  /// of the call if it can, and is reset if it cannot.
+  /// Throws InvalidArgument for other shapes, for more tokens than most_tokens, for a key_mask, packed sequences or an
+  /// offset, for lengths out of range, for a negative tolerance, for softmax_samples that the attention refuses, for
+  /// any softmax_samples if a sequence has tokens, and, with check_finite, for non-finite inputs. A call that throws
+  /// InvalidArgument changes nothing. If memory runs out, or if `poll` or a user's own feature map throws, each
+  /// sequence takes back the tokens of the call if it can, and is reset if it cannot.
   void prefill(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y,
                const CallOptions& call = {});
   template <class Q, class K, class V, class Y>
@@ -92,7 +92,7 @@ class Decoder {
 
   /// As prefill(), but always by steps, for one token or a few of each sequence. A row does not depend on later tokens.
   /// softmax_samples must be 0. Calls `poll` after every 64 tokens if more follow, so that `poll` never ends a step of
-  /// at most 64 tokens. README.md has a table of the time for each token of each head.
+  /// at most 64 tokens. README.md has a table of the times.
   void step(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y,
             const CallOptions& call = {});
   template <class Q, class K, class V, class Y>
@@ -103,8 +103,8 @@ class Decoder {
 
   /// Takes back the last `tokens` tokens of a sequence. O(heads). Throws InvalidArgument if there is no such sequence
   /// or it has fewer tokens. Let `most` be the largest number of tokens that the sequence has had since it was last
-  /// reset. Throws, too, if fewer than most - DecoderOptions::rollback tokens would be left, unless `most` <= K + R
-  /// (README.md), so that no token has left the ring.
+  /// reset: also throws InvalidArgument if fewer than most - DecoderOptions::rollback tokens would be left, unless
+  /// `most` <= K + R (README.md), so that no token has left the ring.
   void rollback(Index sequence, Index tokens);
 
   /// Sequence b becomes a copy of what sequence from[b] was, for all b, as beam search selects beams. Copies only the
@@ -115,11 +115,12 @@ class Decoder {
   /// not exist. If memory runs out, `to` is reset.
   void fork(Index from, Index to);
 
-  /// Removes all tokens of one sequence, or of all sequences. O(bytes of their sums); the memory of rings is kept.
+  /// Removes all tokens of one sequence, or of all sequences; the memory of rings is kept. O(bytes of their sums).
+  /// Throws InvalidArgument if there is no such sequence.
   void reset(Index sequence);
   void reset();
 
-  /// The number of tokens of a sequence.
+  /// The number of tokens of a sequence. Throws InvalidArgument if there is no such sequence.
   Index tokens(Index sequence) const;
 
   /// The memory of the states of all sequences, in bytes.

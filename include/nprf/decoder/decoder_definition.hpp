@@ -86,7 +86,7 @@ class Decoder<T>::Implementation {
 
  private:
   enum class Pass { append, attend };
-  static constexpr Index tile = 64;  // the tokens whose features are computed together, of all states of a task
+  static constexpr Index tile = 64;  // the most keys, of all states of a task, whose features are computed together
   static constexpr std::uint64_t version = 4;
 
   void check_sequence(Index sequence, const char* name) const {
@@ -94,7 +94,7 @@ class Decoder<T>::Implementation {
             " (a sequence of the batch), got ", sequence);
   }
 
-  // arrays laid out as in the last call are not checked again: this would take longer than a step of one head
+  // arrays laid out as in the last call are not checked again: the checks take longer than a step of one head
   void check(const NewTokens<T>& tokens, const CallOptions& call) {
     if (!m_accepted || !tokens.has_layout_of(*m_accepted)) tokens.check_layout(m_states);
     tokens.check(m_states, call);
@@ -108,7 +108,7 @@ class Decoder<T>::Implementation {
     Index begin, end;  // the tokens begin..end-1 of the call
   };
   void run_states(const Task& task, const NewTokens<T>& tokens, const CallOptions& call, Pass pass, Workspace& scratch);
-  // as many states as have `tile` tokens together; with several threads fewer, so that each gets several tasks
+  // as many states as have `tile` keys together; with several threads fewer, so that each thread gets several tasks
   Index states_of_task(Index n, Index threads) const {
     if (!m_states.has_one_model() || n == 0) return 1;
     const Index most = std::clamp<Index>(tile / n, 1, m_states.count());
@@ -158,8 +158,8 @@ void Decoder<T>::Implementation::prefill(const NewTokens<T>& tokens, const CallO
   for (Index b = 0; b < batch(); ++b) all_empty = all_empty && this->tokens(b) == 0;
   if (!all_empty) return step(tokens, call);
   check(tokens, call);
-  m_model->attend(tokens.q, tokens.k, tokens.v, tokens.y,
-                  call);  // throws for wrong options, also for those that no step has, before the states change
+  // before the states change, because it throws for wrong options, also for softmax_samples, which steps do not have
+  m_model->attend(tokens.q, tokens.k, tokens.v, tokens.y, call);
   prepare(tokens, call);
   run(tokens, call, Pass::append);
 }
@@ -172,7 +172,7 @@ void Decoder<T>::Implementation::step(const NewTokens<T>& tokens, const CallOpti
   run(tokens, call, Pass::attend);
 }
 
-// allocates all memory of the states
+// allocates all memory that the states need for the tokens of the call
 template <OnlyReal T>
 void Decoder<T>::Implementation::prepare(const NewTokens<T>& tokens, const CallOptions& call) {
   if (m_states.count() == 0) m_states.make(tokens.shape());
@@ -195,7 +195,7 @@ void Decoder<T>::Implementation::run(const NewTokens<T>& tokens, const CallOptio
     // the most tokens between two polls
     const Index most = call.poll ? tile : std::max<Index>(n, 1);
     for (Index begin = 0; begin == 0 || begin < n; begin += most) {
-      // before the first tokens nothing has changed; later ones of a step may not be taken back
+      // not before the first tokens: `poll` must end no step of at most `tile` tokens, which might reset its sequences
       if (call.poll && begin > 0) call.poll();
       team.run(batch() * tasks, [&](Index task, Workspace& scratch) {
         const Index first = task % tasks * each;
@@ -255,8 +255,6 @@ void Decoder<T>::Implementation::take_back() {
     else
       m_states.clear(b);
 }
-
-// the public members call those of the implementation
 
 template <OnlyReal T>
 Decoder<T>::Decoder(std::unique_ptr<const DecoderModel<T>> model, const DecoderOptions& options, CompiledFlags<T>)

@@ -17,12 +17,13 @@
 namespace nprf {
 
 /// The keys of a row that have the weights of softmax, exp(q.k + b - constant): the sinks and the near keys, which are
-/// the last ones of a ring; or all keys of the ring, if the row is recomputed. b is relative to the largest bias of the
-/// query (StepBias::largest()).
+/// the last keys of the ring; or, if the row is recomputed by exact softmax, all keys of the ring. `constant` is the
+/// log-factor of the features of the query, so that these weights have the unit of the far ones; or 0 if the row is
+/// recomputed. b is relative to the largest bias of the query (StepBias::largest()).
 template <Real T>
 class ExactKeys {
  public:
-  /// For queries of the last of `tokens` tokens, with at most `most` keys of the ring and `most_sinks` sinks.
+  /// For queries of the last of `tokens` tokens, with at most `most` such keys in the ring and `most_sinks` sinks.
   ExactKeys(const StepBias<T>& bias, const TokenRing<T>& ring, const SinkTokens<T>& sinks, Index tokens, Index most,
             Index most_sinks, Workspace& scratch)
       : m_bias(bias), m_ring(ring), m_sinks(sinks), m_tokens(tokens), m_largest_bias(bias.largest(tokens)) {

@@ -6,9 +6,9 @@
 
 namespace nprf {
 
-/// y (n) = exp(x - reference); n is a multiple of 16. Weights are exponentials of large numbers, whose rounding errors
-/// in float would be relative errors of the weights. So x - reference is split into a rounded number and a rest:
-/// exp(rounded + rest) = exp(rounded) (1 + rest).
+/// y (n) = exp(x - reference); n is a multiple of 16. If x - reference is large, its rounding error in float would be a
+/// large relative error of y. So it is split into a rounded number and a small rest, and exp(rounded + rest) is
+/// computed as exp(rounded) (1 + rest).
 template <Real T>
 void exponentials(const double* x, double reference, Index n, T* y) {
   using P = Pack<T>;

@@ -24,8 +24,8 @@
 namespace nprf {
 
 /// The signals of a state: products of a feature and a column of [1 v], W = lane_count of them in a register. First
-/// come the registers of the column of ones, whose lanes are features; |phi| is a last feature there, if features can
-/// be negative. Then each feature has `groups` registers, whose lanes are columns of v.
+/// come `ones` registers for the column of ones, whose lanes are features; if features can be negative, |phi| is one
+/// more feature there. Then each feature has `groups` registers, whose lanes are columns of v.
 template <Real T>
 struct FarSignals {
   static constexpr Index W = fft::lane_count<T>;
@@ -36,7 +36,6 @@ struct FarSignals {
         ones((lanes_of_ones + W - 1) / W),
         groups((shape.d_v + W - 1) / W) {}
 
-  /// The number of registers of all signals.
   Index registers() const { return ones + r * groups; }
 
   Index r, lanes_of_ones, ones, groups;
@@ -46,13 +45,13 @@ struct FarSignals {
 ///
 ///     S_t = sum_s c(t - s) phi(k_s)^T [v_s 1]   (r,d_v + 1)
 ///
-/// The convolution gives the sums of all queries of the window before these queries are known. The work is divided into
-/// units of about equal time: for each register of signals, the transform of each block of tokens (window_kernels.hpp),
-/// and the inverse transform of the sum of their spectra. O(t r d_v log M) for t tokens before a window of M queries;
-/// memory O(M r d_v). A query then takes O(r d_v).
+/// Here phi(k_s) includes the factor exp(log-scale). The sums do not depend on the queries, so they are computed before
+/// these are known. The work is divided into units of about equal time: for each register of signals, the transform of
+/// each block of tokens (window_kernels.hpp), and the inverse transform of the sum of their spectra. O(t r d_v log M)
+/// for t tokens before a window of M queries; memory O(M r d_v). A query then takes O(r d_v).
 ///
-/// Log-scales are relative to the largest one, and values to a power of two above the largest value. The sums depend
-/// only on the tokens, not on when the units are computed.
+/// In the sums, log-scales are relative to the largest one of the tokens, and values to a power of two above the
+/// largest value. No bit depends on when the units of work are done.
 template <Real T>
 class FarWindow {
  public:
@@ -62,7 +61,7 @@ class FarWindow {
   /// The window; Window{} if there is none.
   const Window& window() const { return m_window; }
   void clear() { m_window = {}, m_done = 0; }
-  /// Begins another window. Requires memory for it.
+  /// Begins the work on another window. Requires reserve() for its size.
   void start(const Window& window) { m_window = window, m_done = 0; }
 
   static Index units(const FarSignals<T>& signals, Index blocks) { return 1 + signals.registers() * (blocks + 1); }
@@ -92,8 +91,8 @@ class FarWindow {
     }
   }
 
-  /// The logarithm of the unit of denominators: the largest log-scale. The unit of the weights is to be added to it
-  /// (WindowKernels::log_unit()).
+  /// The largest log-scale of the tokens. The sums of add_product() are in units of exp(log_unit() +
+  /// WindowKernels::log_unit()).
   double log_unit() const { return m_log_unit; }
   T largest_value() const { return m_largest_value; }
 
@@ -165,7 +164,7 @@ class FarWindow {
     fft::store_lanes<T>(fft::load_lanes(N) + factor * (even + odd), N);
   }
 
-  // unit 0 of the work: determines what log-scales and values are relative to
+  // unit 0 of the work: sets what log-scales and values are relative to
   void set_units(const Kernels& kernels, const FarSignals<T>& signals, const TokenRing<T>& ring) {
     constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
     auto log_scale = Pack<double>::all(minus_infinity);
@@ -285,7 +284,7 @@ class FarWindow {
     const Index f = signal / signals.groups, g = signal % signals.groups;
     const Block block = block_of(kernels, ring, k);
     const T* factors = token_factors(block, ring, scratch);
-    constexpr Index ahead = 8;  // in tokens: transforms read from many places, which processors do not foresee
+    constexpr Index ahead = 8;  // tokens to fetch ahead: processors do not foresee the order in which transforms read
     T* b = scratch.take<T>(block.size);
     for_each_run(block, [&](Index j, Index s, Index count) {
       const T* features = ring.feature(s, f);

@@ -155,7 +155,7 @@ class HeadState {
     m_sums.transfer(archive);
     m_sinks.transfer(m_tokens, archive);
     m_ring.transfer_references(archive);
-    // windows of an online convolution are not saved: they are computed again, also from tokens that are in the sums
+    // windows of an online convolution are not saved but computed again, from all tokens that the ring still has
     const Index first = model.windows.plan.any() ? std::max<Index>(m_most_tokens - m_ring.capacity(), 0) : m_left_ring;
     for (Index j = first; j < m_tokens; ++j) m_ring.transfer(j, archive);
   }
@@ -175,7 +175,7 @@ class HeadState {
   Index m_d_v = 0;
   Index m_tokens = 0;
   Index m_most_tokens = 0;    // the most tokens since clear()
-  Index m_left_ring = 0;      // the tokens before this one are in the sums, or have no weight any more
+  Index m_left_ring = 0;      // the tokens before this one are in m_sums, or have no weight any more
   double m_largest_norm = 0;  // the largest norm of a finite key
   bool m_all_finite = true;   // whether all keys and values are finite
   TokenRing<T> m_ring;

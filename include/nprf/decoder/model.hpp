@@ -28,7 +28,7 @@ struct StepModel {
   Index near;              // the width of the near field
   Index sinks;             // the number of attention sinks
   Index rollback;          // how many tokens can be taken back
-  Index most_tokens;       // that a sequence can have
+  Index most_tokens;       // the most tokens that a sequence can have
   WindowModel<T> windows;  // of the online convolution; none before set_windows()
 
   StepModel(const FeatureMapView<T>& map, const PositionView<T>& position, const AttentionOptions& options,
@@ -54,10 +54,11 @@ struct StepModel {
   bool has_exact_pairs() const { return near > 0 || sinks > 0; }
   /// How many of `tokens` tokens are sinks and not near the last one.
   Index far_sinks(Index tokens) const { return std::min(sinks, std::max<Index>(tokens - near, 0)); }
-  /// The last pending() tokens are in the ring, and up to a block of older ones (RunningSums), if none are taken back.
+  /// The ring has the last pending() tokens, and fewer than RunningSums::block older ones, unless tokens were taken
+  /// back.
   Index pending() const { return bias.reach() + rollback; }
-  /// How many tokens the ring can hold. With windows these are also older tokens, to which the first rows of a window
-  /// attend, but not its last rows.
+  /// How many tokens the ring can hold. With windows it also holds older tokens, to which the first queries of a window
+  /// attend, but not its last ones: the convolution sums them for the whole window.
   Index kept_tokens() const { return pending() + RunningSums<T>::block + 3 * windows.plan.largest(); }
 
   /// Chooses windows for values of d_v columns: none unless all biases are finite, their exponentials
@@ -70,7 +71,7 @@ struct StepModel {
     const WindowCosts costs{signals.r, d_v, all, bias.reach(), std::max(near, 4 * (rollback + 1))};
     const WindowPlan plan =
         options.size > 0 ? WindowPlan::fixed(options.size) : WindowPlan::cheapest(costs, options.memory);
-    // the tokens since the far end of a window are younger than the reach
+    // so that the tokens from far_end() on are younger than the reach for all queries of a window
     if (plan.any() && 2 * plan.largest() <= bias.reach()) windows = WindowModel<T>(plan, signals, bias);
   }
 
@@ -92,7 +93,8 @@ struct StepModel {
   }
 };
 
-/// The model of each head of the attention, or one model for all heads.
+/// The model of each head of the attention, or one model for all heads. Throws InvalidArgument if a position assigns
+/// slots to tokens.
 template <Real T>
 std::vector<StepModel<T>> step_models(const DecoderModel<T>& model, Index rollback,
                                       Index most_tokens = StepBias<T>::unlimited) {

@@ -39,7 +39,7 @@ struct NewTokens {
     return are_alike(q, other.q) && are_alike(k, other.k) && are_alike(v, other.v) && are_alike(y, other.y);
   }
 
-  /// Throws InvalidArgument unless a decoder with these states accepts the arrays.
+  /// Throws InvalidArgument unless a decoder with these states accepts the shapes, strides and pointers of the arrays.
   void check_layout(const SequenceStates<T>& states) const;
   /// Throws InvalidArgument unless the decoder accepts the options of the call, and the arrays apart from their layout,
   /// which check_layout() has checked. O(batch), and with CallOptions::check_finite O(size of the arrays).

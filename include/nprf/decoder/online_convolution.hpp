@@ -19,8 +19,8 @@ namespace nprf {
 template <Real T>
 struct WindowModel {
   WindowModel() = default;
-  /// Windows sum only keys that are younger than the reach of the bias. Tokens in the running sums are never so young,
-  /// however many tokens are taken back.
+  /// The weights of a window are 0 from the reach of the bias on. Tokens in the running sums are always at least that
+  /// old, also after a rollback, so that no key is summed twice.
   WindowModel(const WindowPlan& of_plan, const FarSignals<T>& of_signals, const StepBias<T>& bias)
       : plan(of_plan), signals(of_signals) {
     for (Index size = 1; size <= plan.largest(); size *= 2)
@@ -45,8 +45,9 @@ struct WindowModel {
 
 /// The sums over far keys for the queries of a state, by online convolution. There is memory for two windows: the
 /// present one, and the next one, which the steps before it compute in equal parts. Until the work on the next window
-/// begins, its memory has the window before the present one, so that tokens can be taken back. After other rollbacks,
-/// and for a state that was read from a file, a window is computed at once when it is needed.
+/// begins, its memory has the window before the present one, so that tokens can be taken back. After a rollback to a
+/// window that is no longer in memory, and for a state that was read from a file, a window is computed at once when it
+/// is needed.
 template <Real T>
 class OnlineConvolution {
  public:

@@ -49,8 +49,8 @@ class StepRow {
         m_N(scratch.take<T>(padded_to_lanes(m_d_v))),
         m_exact(model.bias, ring, sinks, tokens.count, ring_keys(), model.far_sinks(tokens.count), scratch) {}
 
-  /// Sets y (d_v) for a query, and counts it in the report. A row whose bound of the error of an online convolution
-  /// exceeds half of the tolerance is computed from the tokens, without the window.
+  /// Sets y (d_v) for a query, and counts it in the report. If the bound of the error by an online convolution exceeds
+  /// half of the tolerance, the row is computed from the tokens instead of the window.
   void compute(const FeatureRow<T>& query, T* y, double tolerance, Report& report) {
     m_query = query;
     m_far_error = 0;
@@ -79,7 +79,7 @@ class StepRow {
 
   // the sums of a row besides N
   struct Row {
-    T D = 0, terms = 0;   // D, and the sum of the magnitudes of its terms, in units of exp(reference), as N
+    T D = 0, terms = 0;   // D, and the sum of the magnitudes of its terms; both and N in units of exp(reference)
     T largest_value = 0;  // the largest |v| of the keys that the query attends to
     double reference = 0;
   };
@@ -92,7 +92,6 @@ class StepRow {
   Index ring_keys() const { return m_model.is_exact_fallback() ? m_tokens.count - m_tokens.first : 0; }
   double bias(Index j) const { return m_model.bias(m_tokens.count - 1 - j); }
 
-  // sets N and the row's sums
   void set_sums(const StepWeights<T>& weights) {
     m_slots = weights.slots();
     sum_far(weights);
@@ -141,7 +140,7 @@ class StepRow {
     return sum_of_norms.sum();
   }
 
-  // sets and returns the bound of the error of y by the errors of the window's sums, relative to the largest |v|
+  // sets and returns the bound of the error of y due to the errors of the window's sums, relative to the largest |v|
   double far_error() {
     const auto errors = m_weights.far()->errors(m_model.windows.signals, m_query.phi);
     const double weight = static_cast<double>(m_weights.of_far()) * std::exp(m_weights.reference() - m_row.reference),

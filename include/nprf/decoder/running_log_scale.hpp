@@ -11,8 +11,8 @@
 namespace nprf {
 
 /// The logarithm of the unit of running sums, relative to the bias of the last token in them (running_sums.hpp).
-/// Formulas of scalars, the same for the CPU and for GPUs. It is a sum of two numbers, so that the errors of many
-/// changes do not add up.
+/// Formulas of scalars, the same for the CPU and for GPUs. The logarithm is stored as a sum of two numbers, so that the
+/// errors of many changes do not add up.
 struct RunningLogScale {
   static constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
 

@@ -40,7 +40,6 @@ void enlarge(Vector<T>& x, Index size) {
   x = std::move(larger);
 }
 
-/// One token of a state.
 template <Real T>
 struct StateToken {
   const T* features;   // phi of its key (r), without the factor exp(log_scale); zeros if the key is non-finite
@@ -58,9 +57,9 @@ struct StateToken {
 ///
 /// with weights w_j = exp(log_scale_j + slope (age of j - age of the last token)). Both are stored divided by
 /// exp(log_scale()), which is at least the largest weight. When a token with a larger weight is added, log_scale()
-/// grows by a multiple of ln 2, and S and z are multiplied by a power of two, which is exact: so a token changes them
-/// by an addition, and rarely by a scaling, too. The rounding error of an addition is added with the next token
-/// (Kahan's compensated summation, compensated_sum.hpp), so that errors do not grow with the number of tokens.
+/// grows by a multiple of ln 2, and S and z are multiplied by a power of two, which is exact. The rounding error of an
+/// addition is added with the next token (Kahan's compensated summation, compensated_sum.hpp), so that errors do not
+/// grow with the number of tokens.
 template <Real T>
 class RunningSums {
  public:
@@ -114,8 +113,8 @@ class RunningSums {
     for (; k < m_r; ++k) add_rows<1>(k, weighted_features + k * block, values, n);
   }
 
-  /// The logarithm of the factor that S and z must be multiplied by, without the bias of the last token in them;
-  /// -infinity if no token is in them.
+  /// A query multiplies S and z by exp(log_scale() + b), where b is its bias for the last token in them. -infinity if
+  /// no token is in them.
   double log_scale() const { return m_log_scale.sum(); }
 
   /// N (padded d_v) += factor A S and returns factor A z, for A (r) padded with zeros. O(r d_v).

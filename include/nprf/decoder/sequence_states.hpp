@@ -21,8 +21,8 @@
 
 namespace nprf {
 
-/// What distinguishes the models of two heads: the sizes and biases by a hash, and the feature map by the features of
-/// one query and one key. Other processors may round features differently, so features are compared with a tolerance.
+/// Identifies a model, so that load() refuses the states of another one: a hash of sizes and biases, and numbers from
+/// the features of a query and a key, which have a tolerance, because processors may round features differently.
 template <Real T>
 class Fingerprint {
  public:
@@ -97,7 +97,6 @@ class SequenceStates {
   Index batch() const { return static_cast<Index>(m_place.size()); }
   const std::vector<StepModel<T>>& models() const { return m_models; }
   bool has_one_model() const { return m_models.size() == 1; }
-  /// The model of state s.
   const StepModel<T>& model(Index s) const { return m_models[has_one_model() ? 0 : static_cast<std::size_t>(s)]; }
   const DecoderShape& shape() const { return m_shape; }
   /// The number of states of a sequence.
@@ -128,8 +127,8 @@ class SequenceStates {
       if (const HeadState<T>& x = (*this)(sequence, s); !x.can_roll_back(model(s), x.tokens() - tokens)) return false;
     return true;
   }
-  /// Requires can_roll_back_to(). If a call was interrupted, the states of the sequence may have had different numbers
-  /// of tokens before.
+  /// Leaves `tokens` tokens. Requires can_roll_back_to(). After an interrupted call the states of a sequence may have
+  /// different numbers of tokens.
   void roll_back_to(Index sequence, Index tokens) {
     for (Index s = 0; s < count(); ++s)
       if (HeadState<T>& x = (*this)(sequence, s); x.tokens() > tokens) x.roll_back(x.tokens() - tokens);
@@ -167,12 +166,11 @@ class SequenceStates {
     return sum;
   }
 
-  /// Writes all states. O(bytes).
   void save(StateWriter& out) const {
     for (const Index size : {scalar_bytes, batch(), num_models(), m_shape.heads, m_shape.kv_heads, m_shape.d_v})
       out(size);
     for (const StepModel<T>& one : m_models) Fingerprint<T>(one).save(out);
-    // the states are written, not changed: transfer() serves both
+    // transfer() also reads, so that it is not const; with a StateWriter it changes nothing
     for (Index b = 0; b < batch(); ++b)
       for (Index s = 0; s < count(); ++s) const_cast<HeadState<T>&>((*this)(b, s)).transfer(model(s), out);
   }
@@ -216,8 +214,8 @@ class SequenceStates {
   Index num_models() const { return static_cast<Index>(m_models.size()); }
   Index count(const DecoderShape& shape) const { return has_one_model() ? shape.kv_heads : shape.heads; }
 
-  // checks the sizes that a file states; `rest` is the number of its further bytes: sizes for which these do not
-  // suffice must not allocate memory
+  // checks the sizes that a file states. `rest` is the number of its further bytes: no memory must be allocated for
+  // sizes that need more
   void check_shape(const DecoderShape& x, Index rest) const {
     const bool is_empty = x == DecoderShape{};
     require(is_empty || (0 < x.kv_heads && x.kv_heads <= x.heads && x.heads <= rest && x.heads % x.kv_heads == 0 &&

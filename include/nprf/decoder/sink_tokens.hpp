@@ -15,7 +15,7 @@
 namespace nprf {
 
 /// The attention sinks of a sequence (AttentionOptions): its first tokens, which a state keeps for as long as the
-/// sequence lasts. The memory grows with the number of tokens.
+/// sequence lasts. The memory grows with the number of tokens, up to that of the sinks.
 template <Real T>
 class SinkTokens {
  public:
@@ -35,7 +35,7 @@ class SinkTokens {
     *this = std::move(larger);
   }
 
-  /// Stores a token with its normalised key (d). Requires memory for it.
+  /// Stores a token with its normalised key (d). Requires reserve(position + 1).
   void put(Index position, const StateToken<T>& token, const T* key) {
     std::copy_n(key, m_d, m_keys.data() + position * m_d);
     std::copy_n(token.value, m_d_v, m_values.data() + position * m_stride);

@@ -70,7 +70,7 @@ class StateReader {
   /// Reads all of a file. Throws InvalidArgument if it is not one of a StateWriter, was cut, or has changed.
   explicit StateReader(std::istream& in);
 
-  /// Reads a number, or an array of the size that x has. Throws InvalidArgument if the content ends before.
+  /// Reads a number, or an array of the size that x has. Throws InvalidArgument if fewer bytes are left.
   template <class X>
   void operator()(X& x) {
     if constexpr (std::is_same_v<X, bool>) {

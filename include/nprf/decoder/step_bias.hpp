@@ -38,7 +38,8 @@ class StepBias {
   /// If `may_fit`, a line may replace the biases of the outer part of the table. It changes each of them by at most a
   /// quarter of the default tolerance (fitted_tails.hpp), even low ones: a low bias can be that of a key of high score.
   /// Such a line falls for ever, but a table continues with the bias of its last lag. So a line is used only if no age
-  /// beyond the table occurs. If none occurs, any tail of few ages is stored as a part of the table. O(table).
+  /// beyond the table occurs. If none occurs, a tail of fewer than shortest_tail ages is stored as a part of the table.
+  /// O(table).
   StepBias(const LagBiasView<T>& bias, Index least_reach, Index beyond, bool may_fit, Index ages = unlimited) {
     const Index table = std::max<Index>(-bias.first, 0);  // b is linear from this age on
     const Index last = std::min(table, ages - 1);
@@ -78,7 +79,6 @@ class StepBias {
   /// The number of ages before the line, at most the reach.
   Index table() const { return m_table; }
   bool has_tail() const { return m_has_tail; }
-  /// The slope of the tail.
   double slope() const { return m_slope; }
   /// The largest change of a bias by the fitted tail.
   double deviation() const { return m_deviation; }
@@ -113,7 +113,7 @@ class StepBias {
   // r features and p = d_v + 1, which is about this number
   static constexpr Index shortest_tail = 32;
 
-  // replaces the biases of the largest of the ages 0..oldest by a line, if one fits
+  // replaces the biases of the largest ages, up to `oldest`, by a line, if one fits
   template <class B>
   void fit(const B& b, Index oldest) {
     const FittedLine line = fitted_line(oldest + 1, minus_infinity, default_tolerance<T> / 4,

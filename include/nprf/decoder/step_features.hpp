@@ -58,8 +58,8 @@ class StepFeatures {
   const FeatureMapView<T>& map() const { return m_head.features; }
   const Normalization& normalization() const { return m_head.normalization; }
 
-  /// Returns the rows of the keys, and after them the rows of the queries. A map without log-factors must not omit a
-  /// factor from its keys.
+  /// Returns the rows of the keys, and after them the rows of the queries. Features of keys of different calls are
+  /// summed, so a map without log-factors must not omit a factor from its keys (feature_map.hpp).
   FeatureRows<T> operator()(const TokenRows<T>& keys, const TokenRows<T>& queries, Workspace& scratch) const {
     const Index n_k = keys.count(), n = n_k + queries.count(), d = map().input_dim(), r = map().output_dim();
     const FeatureRows<T> rows{scratch.template take<T>(n * d), scratch.template take<T>(n * padded_to_lanes(r)),

@@ -54,6 +54,7 @@ class StepWeights {
   /// (slots)  The weights of keys; 0 for near keys and in slots without a token.
   const T* weights() const { return m_weights; }
   Index slots() const { return m_slots; }
+  /// Whether a far key of the ring may have a weight.
   bool any_pending() const { return m_any_pending; }
   /// The logarithm of the unit of all weights; -infinity if there is no far key.
   double reference() const { return m_reference; }
@@ -85,7 +86,7 @@ class StepWeights {
   };
 
   // the runs of the far tokens whose weights are computed here: without a window all of them in the ring; with one
-  // those that its sums do not contain, because they are older than its table of biases, or too recent
+  // those that its sums do not contain, because their age is the reach or more, or they are not before far_end()
   void set_runs(const StepModel<T>& model, const TokenRing<T>& ring, Index tokens, Index first, Index far_end) {
     constexpr Index tile = TokenRing<T>::tile;
     if (!m_far) {

@@ -40,7 +40,7 @@ class TokenRing {
 
   Index capacity() const { return m_capacity; }
   Index slot(Index position) const { return position % m_capacity; }
-  /// The number of slots to be considered after `tokens` tokens in all: the first ones, a multiple of `tile`.
+  /// After `tokens` tokens only the first used_slots(tokens) slots may have a token. It is a multiple of `tile`.
   Index used_slots(Index tokens) const { return std::min(m_capacity, padded_to_lanes(tokens)); }
 
   /// Allocates memory for sequences of `tokens` tokens, or twice as much as before if that is more. Throws
@@ -54,7 +54,7 @@ class TokenRing {
     *this = std::move(larger);
   }
 
-  /// Stores a token, over the one that was in its slot. Requires memory for it.
+  /// Stores a token, over the one that was in its slot. Requires reserve(position + 1).
   void put(Index position, const StateToken<T>& token, const T* key) {
     const Index s = slot(position);
     T* features = m_features.data() + s / tile * tile * m_shape.r + s % tile;
@@ -148,8 +148,8 @@ class TokenRing {
     return sum;
   }
 
-  /// transfer_references() calls archive(x) for the numbers that all tokens share, and transfer() for each number of
-  /// one token. transfer_references() must come first.
+  /// To write or read the ring: transfer_references() calls archive(x) for the numbers that all tokens share, then
+  /// transfer() does for each number of one token.
   template <class Archive>
   void transfer_references(Archive&& archive) {
     archive(m_scale_reference), archive(m_least_log_scale);

@@ -78,7 +78,6 @@ class WindowPlan {
   }
 
   bool any() const { return m_sizes.back() > 0; }
-  /// Whether there are windows of that size.
   bool has(Index size) const { return std::find(m_sizes.begin(), m_sizes.end(), size) != m_sizes.end(); }
   Index largest() const { return m_sizes.back(); }
 
@@ -93,9 +92,9 @@ class WindowPlan {
     if (const Window now = at(position); now.size > 0) return at(now.end());
     return at(m_first);
   }
-  /// The position from which on a window is computed, if steps can take back `rollback` tokens. From an earlier
-  /// position a rollback may lead to the last window but one, whose buffer the new window takes; or, if this is the
-  /// first window, take back tokens that it sums.
+  /// The position at which the work on a window begins, if `rollback` tokens can be taken back. Before it, a rollback
+  /// may lead to a query of the second window before this one, whose memory this window takes; or, if this is the first
+  /// window, take back tokens that this window sums.
   Index begin_of_work(const Window& window, Index rollback) const {
     const Window before = at(window.first - 1);
     return (before.size > 0 ? before.first : window.far_end()) + rollback;
@@ -151,8 +150,8 @@ class WindowKernels {
   Index first_token(const Window& window) const { return std::max<Index>(window.first - m_limit + 1, 0); }
   Index blocks(const Window& window) const { return (window.far_end() - first_token(window) + block() - 1) / block(); }
 
-  /// (2 M)  The complex spectrum of the weights of block k, divided by the length of the transform: real and imaginary
-  /// parts alternate.
+  /// (2 M)  The spectrum of the weights of block k, complex (real and imaginary parts alternate), divided by the length
+  /// of the transform.
   const T* spectrum(Index k) const { return m_spectra.data() + k * 4 * m_size; }
   /// What the norms of the weights of block k are computed from.
   const toeplitz::NormSums& norms(Index k) const { return m_norms[static_cast<std::size_t>(k)]; }

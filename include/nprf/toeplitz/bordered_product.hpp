@@ -37,8 +37,7 @@ class BorderedProduct {
   /// Whether keys may have log-scales (factors.hpp). They may if the engine accepts them and all tokens have slots.
   bool accepts_key_log_scales() const { return m_product.accepts_key_log_scales() && m_border.count == 0; }
 
-  /// Of sums over n_k keys, the largest number of keys that are summed without compensation (long_sums.hpp). Keys
-  /// without a slot are added last.
+  /// As Product::longest_plain_sum(). Keys without a slot are added last.
   Index longest_plain_sum(Index n_k) const {
     const Index in_slots = m_product.longest_plain_sum(n_k) + m_border.count;
     return std::min(n_k, m_border.count > 0 ? std::max(in_slots, nprf::longest_plain_sum(n_k)) : in_slots);
@@ -73,7 +72,7 @@ class BorderedProduct {
       }
   }
 
-  /// What the rounding errors of the rows of queries with a slot are relative to.
+  /// The rounding of the rows of queries with a slot.
   Rounding rounding() const { return m_product.rounding(); }
 
   /// Writes to `out` bounds of the engine's rounding errors in contract(); 0 for queries without a slot. sizes[j] (n_k)
@@ -97,7 +96,7 @@ class BorderedProduct {
     const GradientChecks checks = CheckedGradients<T>(m_product, factors, g, measure, team)
                                       .find({out.dA.bottomRows(q.slots.count), out.dB.bottomRows(k.slots.count),
                                              out.dU.bottomRows(k.slots.count), out.dc});
-    // forward: S = A B^T, Y += (S o C) U; so with P = G U^T the gradients are those of BackwardTile
+    // with S = A B^T and P = G U^T: dA += (P o C) B, dB += (P o C)^T A, dU += (S o C)^T G, and dc = S o P
     Workspace& scratch = team.workspace();
     out.dA.topRows(q.outside).setZero();
     out.dB.topRows(k.outside).setZero();

@@ -34,7 +34,7 @@ void contract(Engine engine, const LagWeights<T>& lags, const MatrixView<T>& A, 
               const MatrixView<T>& U, MatrixRef<T> Y) {
   require(Y.rows() == A.rows() && Y.cols() == U.cols(), "Y: expected ", A.rows(), " x ", U.cols(), ", got ", Y.rows(),
           " x ", Y.cols());
-  // here equal weights at an end of the table are made a tail; not in gradients(), where each weight has its own dc
+  // equal weights at an end of the table become a tail; not in gradients(), where each weight has its own dc
   detail::with_product<T>(
       engine, lags.view().with_equal_ends(), A, B, U,
       [&](const auto& product, const auto& factors, const Team& team) { product.contract(factors, Y, team); });

@@ -10,8 +10,8 @@
 #include "nprf/fft/lanes.hpp"
 
 /// The unit of cost is the time of one multiply-add in the direct engine's tiles. Each engine has a formula, cost(),
-/// that counts its operations. The factors of the formulas were measured with AVX2 and AVX-512; `bench/planner` prints
-/// the measured time over the modelled cost. CostFactors has the factors that depend on the registers.
+/// whose factors were measured with AVX2 and AVX-512: `bench/planner` prints the measured time over the modelled cost.
+/// CostFactors has the factors that depend on the registers.
 namespace nprf::toeplitz {
 
 /// What the cost of a product depends on: the weights, how many tokens there are, and how many slots they stand in.
@@ -31,12 +31,12 @@ struct CostFactors {
   double tail_state;            // BandedEngine: an addition to an entry of the sum of a tail
 };
 
-/// The factors for registers of `register_bytes`, with or without fused multiply-adds. Registers of 16 bytes double the
-/// time of a multiply-add of a tile, compared with 32 bytes, because arithmetic limits it. FFTs and tail sums also
-/// load, store and shuffle, and their time grows less. So their cost in multiply-adds is smaller.
+/// The factors for registers of `register_bytes`, with or without fused multiply-adds. With registers of 16 bytes a
+/// multiply-add of a tile takes twice the time that it takes with 32 bytes. The time of FFTs and tail sums, which also
+/// load, store and shuffle, grows less, so that they cost fewer multiply-adds.
 ///
-/// NEON's factors (16, fused) are those of AVX2 and AVX-512, reduced. They were not measured on an ARM processor, but
-/// with x86 code of NEON's shape (bench/README.md). SSE2 has no fused multiply-adds, and keeps the common factors.
+/// NEON's factors (16, fused) were not measured on an ARM processor, but with x86 code of NEON's shape
+/// (bench/README.md). SSE2, which has no fused multiply-adds, has the factors of AVX2 and AVX-512.
 constexpr CostFactors cost_factors_of(int register_bytes, bool has_fused_multiply_add) {
   if (register_bytes == 16 && has_fused_multiply_add) return {2.6, 21.5, 4.1, 1.6};
   return {3, 25, 5, 2};
@@ -63,7 +63,7 @@ inline double pairs_in(LagRange range, Index n_q, Index n_k) {
   return up_to(static_cast<double>(range.last)) - up_to(static_cast<double>(range.first - 1));
 }
 
-/// The cost of bounding the rounding errors of an FFT. O(n r).
+/// The cost of bounding the rounding errors of an FFT, which takes O(n r).
 inline double error_bound_cost(const ProductShape& x) {
   constexpr double feature = 60, token = 4000;
   if (x.empty()) return 0;
@@ -71,7 +71,7 @@ inline double error_bound_cost(const ProductShape& x) {
 }
 
 /// The cost of recomputing all rows of a product that costs `direct_cost` by the direct engine. The weights of a
-/// recomputed row are relative to this row, so that every pair needs its bias and an exponential of its own.
+/// recomputed row are relative to the largest one of this row, so that each pair needs an exponential of its own.
 inline double recomputation_cost(const ProductShape& x, double direct_cost) {
   constexpr double weight = 200;
   return direct_cost + weight * static_cast<double>(x.n_q) * static_cast<double>(x.n_k);

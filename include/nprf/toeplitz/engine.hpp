@@ -47,8 +47,7 @@ struct GradientScales {
   const T *sizes, *values, *lags;
 };
 
-/// Whether an engine has bounds of its rounding errors. An engine needs them unless the rounding errors of each row are
-/// relative to the terms of that row (Rounding::per_row).
+/// Whether an engine has bounds of its rounding errors. An engine needs them unless its rounding is per row.
 template <class E, class T>
 concept HasErrorBounds =
     requires(const E& engine, const Factors<T>& x, const T* sizes, RowErrorBounds bounds, const Team& team) {
@@ -84,7 +83,6 @@ concept ToeplitzEngine =
              const GradientSizes<T>& sizes, const Team& team) { engine.gradients(x, G, out, sizes, team); } &&
     (E::rounding == Rounding::per_row || HasErrorBounds<E, T>);
 
-/// Whether `name` is one of the names of engine E.
 template <class E>
 constexpr bool has_name(Engine name) {
   return std::ranges::find(E::names, name) != std::ranges::end(E::names);

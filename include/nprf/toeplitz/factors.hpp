@@ -111,7 +111,6 @@ MatrixMap<T> with_ones(const MatrixView<T>& U, const Team& team) {
   return all;
 }
 
-/// Returns a view of sums (n_q) as a matrix of one column.
 template <Real T>
 Eigen::Map<Matrix<T>, 0, Eigen::OuterStride<>> as_column(T* sums, Index n_q) {
   return {sums, n_q, 1, Eigen::OuterStride<>(1)};

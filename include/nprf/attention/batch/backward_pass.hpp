@@ -94,7 +94,7 @@ class BackwardPass {
   struct FactorGradients {
     MatrixMap<T> dA, dB, dU;  // (n_q,r) (n_k,r) (n_k,d_v+1)
   };
-  // of exact pairs; empty: there are none
+  // of the scores of exact pairs; empty: there are no exact pairs
   struct ExactGradients {
     MatrixMap<T> dq, dk;  // (n_q,d) (n_k,d)
   };
@@ -109,7 +109,7 @@ class BackwardPass {
     return {x, size};
   }
 
-  // sets dA, dB, dU and db to the gradients of the rows that forward did not recompute
+  // sets dA, dB, dU and db to the gradients through the rows that forward did not recompute
   toeplitz::GradientChecks contract(const BiasGradient& db) {
     const LagProblem<T>& problem = m_position.problem();
     const Index E = problem.border.count;
@@ -259,9 +259,9 @@ class BackwardPass {
     });
   }
 
-  // Weights, denominators and y have an error of other_error each. Gradients are sums over columns, features and
-  // tokens; an FFT adds only few tokens one after the other. The FFT errors of forward's rows enter three times: twice
-  // by 1 / D and once by y
+  // Weights, denominators and y of forward have the error m_saved.errors.other each. `sums` is that of sums over
+  // columns, features and tokens; an FFT adds only few tokens one after the other. The FFT errors of forward's rows
+  // enter three times: twice by 1 / D and once by y
   void add_to(GradientReport& report, const toeplitz::GradientChecks& checks) const {
     report.engine = m_product.engine();
     report.recomputed_queries += checks.queries;

@@ -28,15 +28,15 @@
 namespace nprf {
 
 /// Attention of all heads and sequences of a call, divided over threads. A work item is one sequence of one head. The
-/// object keeps its memory for the next call: a call of the same shapes as an earlier one allocates nothing. It
-/// computes one call at a time.
+/// object keeps its memory for the next call: a call of the same shapes as an earlier one allocates nothing. Only one
+/// call at a time may use it.
 template <Real T>
 class Batch {
  public:
   Batch() = default;
   ~Batch();
 
-  /// Sets y for q, k and v, whose shapes must match; groups of query heads share a head of keys and values. Throws
+  /// Sets y for q, k and v, whose shapes must match; groups of heads of q share a head of k and v. Throws
   /// InvalidArgument before it writes anything. If `saved` is not null, `lengths` must be Lengths::of_keys.
   void forward(const HeadModels<T>& heads, const HeadsView<const T>& q, const HeadsView<const T>& k,
                const HeadsView<const T>& v, const HeadsView<T>& y, const CallOptions& call, Saved<T>* saved,
@@ -46,8 +46,8 @@ class Batch {
   GradientReport backward(const HeadModels<T>& heads, const Saved<T>& saved, const HeadsView<const T>& dy,
                           const HeadsView<T>& dq, const HeadsView<T>& dk, const HeadsView<T>& dv);
 
-  /// After backward: the gradient of the parameters of head h's position, in their shape; that of the biases of its
-  /// extra tokens (Gradients::extra).
+  /// After backward: the gradient of the parameters of head h's position, in their shape; and the gradient of the
+  /// biases of its extra tokens (Gradients::extra).
   const Matrix<double>& dbias(Index h) const { return m_dbias[static_cast<std::size_t>(h)]; }
   const Matrix<double>& dextra(Index h) const { return m_dextra[static_cast<std::size_t>(h)]; }
 
@@ -75,7 +75,7 @@ class Batch {
   Head<T> head_of(const HeadModels<T>& heads, const Item& item) const {
     return {heads.feature_map(item.h), heads.options().normalization, &position_of(heads, item)};
   }
-  // `count` rows of a map
+  // the rows first..first+count-1 of a map
   template <class Rows>
   static Rows part_of(Rows x, Index first, Index count) {
     return {x.data() + first * x.outerStride(), count, x.cols(), Eigen::OuterStride<>(x.outerStride())};
@@ -164,7 +164,7 @@ class Batch {
   std::vector<Workspace> m_workspaces;
   std::vector<Segment> m_segments;
   std::vector<PreparedSegments<T>> m_positions;  // one for each position
-  std::vector<Report> m_reports;                 // one for each item, as the next three
+  std::vector<Report> m_reports;                 // one for each item, like the next three
   std::vector<SoftmaxDifference> m_differences;
   std::vector<GradientReport> m_gradient_reports;
   std::vector<BiasGradient> m_bias_gradients;
@@ -211,8 +211,8 @@ void Batch<T>::forward(const HeadModels<T>& heads, const HeadsView<const T>& q, 
   const EndOfCall end_of_call{*this};
   const Workspace::Scope scope(team.workspace());
   const double tolerance = call.tolerance > 0 ? call.tolerance : default_tolerance<T>;
-  // the biases may be replaced by close ones that cost less; not if backward follows, which needs the gradients of the
-  // biases as they are, and not for features of both signs, for which the effect on y has no bound
+  // lowering may replace the biases by close ones that cost less; not if backward follows, which needs the gradients of
+  // the biases as they are, and not for features of both signs, for which the effect on y has no bound
   const bool may_deviate = !saved && heads.feature_map(0).is_positive();
   prepare_positions(heads, m_segments, d_v, {call.offset, Pass::forward, may_deviate ? tolerance / 4 : 0}, team);
   const std::size_t segments = differ ? 1 : m_segments.size();  // of each sequence

@@ -32,7 +32,7 @@ struct DistanceAxis {
 };
 
 /// Whether `from` plus one distance from each axis can be in [low, high]. The strides are positive and decrease from
-/// axis to axis. Returns true, too, once it has tried max_steps sums.
+/// axis to axis. Also returns true once it has tried max_steps sums.
 inline bool reaches(std::span<const DistanceAxis> axes, Index from, Index low, Index high, Index& max_steps) {
   if (axes.empty()) return low <= from && from <= high;
   const auto [stride, least, most] = axes.front();
@@ -97,7 +97,7 @@ void check_heads(const HeadsView<T>& x, const char* name, Index batch, Index hea
           " x ", x.heads, " x ", x.tokens, " x ", x.channels);
   require(batch >= 0 && heads >= 0 && tokens >= 0 && channels >= 0, name, ": expected no negative size, got ", batch,
           " x ", heads, " x ", tokens, " x ", channels);
-  // by products, because a step of a decoder is shorter than many divisions
+  // overflow is checked by products: divisions would take longer than a step of a decoder
   bool overflows = false;
   const auto product = [&](Index a, Index c) {
     Index result;
@@ -175,8 +175,8 @@ void check_gradient_arrays(const AttentionShape& shape, Index batch, Index heads
 
 namespace detail {
 
-/// The first non-finite row of x among the first `rows` rows whose mask is true, -1 if there is none. An empty mask is
-/// all true.
+/// The first non-finite row of x among the first `rows` rows, without those whose mask is false; -1 if there is none.
+/// An empty mask is all true.
 template <class X>
 Index first_non_finite(const X& x, std::span<const bool> mask, Index rows) {
   for (Index i = 0; i < rows; ++i)

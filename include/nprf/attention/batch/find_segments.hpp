@@ -24,8 +24,7 @@ inline void check_cumulative(std::span<const Index> lengths, Index n, const char
 
 }  // namespace detail
 
-/// Whether each sequence of the batch has a segment of its own, by its length, instead of segments that all sequences
-/// share.
+/// Whether each sequence of the batch has one segment, of its own length; otherwise all have the same segments.
 inline bool differ_by_sequence(const CallOptions& call, Lengths lengths) {
   return lengths == Lengths::of_queries_and_keys && !call.lengths.empty();
 }

@@ -35,14 +35,14 @@ namespace nprf {
 ///     add_fields          adds attention sinks and the near field to N and D, if there are any
 ///     normalize           y = N / D for the rows whose error bound is within half of the tolerance; NaN for non-finite
 ///                         queries and for those that attend to a non-finite key
-///     recompute_rows      the other rows, by tiles or in double; or by exact softmax, if their features underflow, if
-///                         there are exact pairs, or if the feature map is a series
-///     propagate           non-finite values to the rows that attend to them
+///     recompute_rows      computes the other rows by tiles or in double; or by exact softmax, if their features
+///                         underflow, if there are exact pairs, or if the feature map is a series
+///     propagate           carries non-finite values to the rows that attend to them
 ///     compare             compares some rows with those of exact softmax, if requested
-///     save_for_backward   if requested
+///     save_for_backward   saves what backward needs, if requested
 ///
-/// The other half of the tolerance is for the rounding errors that any engine has. y is divided by the scale of the
-/// values until the end.
+/// The other half of the tolerance is for the rounding errors that any engine has. Until the end of run(), y is divided
+/// by the scale of the values.
 template <Real T>
 class ForwardPass {
  public:
@@ -77,14 +77,14 @@ class ForwardPass {
  private:
   static constexpr T nan = std::numeric_limits<T>::quiet_NaN();
 
-  // the errors of a row of condition 1 without that of an FFT
+  // without the error of an FFT, of rows of condition 1: by the engine; recomputed from features; by exact softmax
   struct RowErrors {
-    double by_engine = 0, by_features = 0, by_softmax = 0;  // the row is the engine's, or recomputed
+    double by_engine = 0, by_features = 0, by_softmax = 0;
   };
 
   const FeatureMapView<T>& features() const { return m_rows.head.features; }
 
-  // divides the numerators, which m_y has until here, by the denominators, and finds the rows to recompute
+  // until here m_y has the numerators: divides them by the denominators, and finds the rows to recompute
   void normalize(Report& report) {
     set_row_errors();
     // Backward divides all values by one scale. The gradients of a row that only attends to far smaller values would
@@ -208,7 +208,7 @@ class ForwardPass {
     });
   }
 
-  // saves the normalised queries and keys, if anything is saved
+  // built when first needed. normalized_queries() and normalized_keys() also save these rows, if anything is saved
   const ExactPairs<T>& exact_pairs() {
     if (!m_exact_pairs)
       m_exact_pairs.emplace(m_rows.position.problem(), m_rows.keys, m_rows.normalized_queries(),
@@ -293,7 +293,7 @@ class ForwardPass {
 
   ForwardRows<T> m_rows;
   ForwardProduct<T> m_product;
-  T m_saved_scale = 0;  // by which backward divides the values; 0 without backward
+  T m_saved_scale = 0;  // the scale by which backward divides the values; 0 without backward
   std::optional<ExactPairs<T>> m_exact_pairs;
   RowOutcomes m_outcomes;
   RowErrors m_row_errors;

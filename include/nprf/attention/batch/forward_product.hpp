@@ -22,8 +22,8 @@ namespace nprf {
 template <Real T>
 class ForwardProduct {
  public:
-  /// Computes N; may multiply B by the factors of its log-scales, and adds to the log-scales of the rows that of D. D
-  /// is saved in `saved`, unless that is null.
+  /// Computes N and D. D is a member of `saved`, unless that is null. May multiply rows.B by the factors of its
+  /// log-scales (merge_close_log_scales()). With exact pairs, adds the log-scales of D to rows.row_log_scales.
   ForwardProduct(ForwardRows<T>& rows, const SequenceInputs<T>& x, MatrixRef<T> N, SavedSequence<T>* saved)
       : m_rows(rows),
         m_product(rows.position.products().product(rows.keys, workspace())),
@@ -54,8 +54,9 @@ class ForwardProduct {
   }
 
   const toeplitz::BorderedProduct<T>& product() const { return m_product; }
-  /// v without padding, and divided by a power of two, with zeros for non-finite values, as N is.
+  /// v without padding.
   const MatrixView<T>& v() const { return m_v; }
+  /// v() divided by a power of two, by which N is divided too, with zeros for non-finite values.
   const ScaledValues<T>& values() const { return m_values; }
   const toeplitz::Factors<T>& factors() const { return m_factors; }
   RowErrorBound<T>& errors() { return m_errors; }
@@ -83,8 +84,8 @@ class ForwardProduct {
   ScaledValues<T> scaled_values() {
     auto maxima = workspace().template vector<T>(m_rows.n_k());
     const MatrixView<T> finite = m_rows.non_finite.finite_values(m_v, maxima.data(), m_rows.team);
-    // With rounding per block the scale is 1, because no bit of a row may depend on later values, even if the product
-    // is zero because all pairs are near
+    // With rounding per block the scale is 1, because no bit of a row may depend on later values. m_product.rounding()
+    // would be per row if all pairs are near
     const bool per_block = toeplitz::properties_of(m_product.engine()).rounding == toeplitz::Rounding::per_block;
     return {finite, maxima, !per_block, m_rows.team};
   }

@@ -26,8 +26,8 @@ class SavedStorage {
   /// `saved` may be null.
   SavedStorage(SavedSequence<T>* saved, Workspace& workspace) : m_saved(saved), m_workspace(workspace) {}
 
-  /// A member of the SavedSequence, which pointers to members lead to: vector(n_q, &Saved::queries,
-  /// &Saved::Rows::scale).
+  /// The member of the SavedSequence that `members` lead to, resized; or scratch memory. With &Saved::queries and
+  /// &Saved::Rows::scale it is saved.queries.scale.
   template <class... Members>
   MatrixRef<T> matrix(Index rows, Index cols, Members... members) const {
     if (!m_saved) return m_workspace.template matrix<T>(rows, cols);
@@ -54,7 +54,7 @@ template <Real T>
 struct ForwardRows {
   using Saved = SavedSequence<T>;
 
-  /// Computes all of it; in members of `saved`, unless it is null.
+  /// Computes all members. The arrays are members of `saved`, or in the workspace if it is null.
   ForwardRows(const Head<T>& of_head, const SequenceInputs<T>& x, Saved* saved, const Team& of_call)
       : head(of_head),
         position(*of_head.position),
@@ -83,7 +83,7 @@ struct ForwardRows {
   /// Whether rows that fail their error bound are recomputed by exact softmax, and not from their features.
   bool is_exact_fallback() const { return has_exact_pairs() || head.features.is_series(); }
 
-  /// Sets row_log_scales to zeros.
+  /// Allocates row_log_scales in the workspace, and sets them to zeros.
   double* take_row_log_scales() {
     row_log_scales = team.workspace().template take<double>(n_q());
     std::fill_n(row_log_scales, n_q(), 0.0);
@@ -92,7 +92,7 @@ struct ForwardRows {
 
   /// The normalised queries (n_q,d), in `saved`, or in the workspace if nothing is saved.
   MatrixView<T> normalized_queries() const { return normalized(q, q_scale, &Saved::queries); }
-  /// Likewise the keys (n_k,d).
+  /// The normalised keys (n_k,d), likewise.
   MatrixView<T> normalized_keys() const { return normalized(k, k_scale, &Saved::keys); }
 
   const Head<T>& head;
@@ -103,7 +103,7 @@ struct ForwardRows {
   MatrixRef<T> A, B;                       // (n_q,r) (n_k,r)
   Eigen::Ref<Vector<T>> q_scale, k_scale;  // (n_q) (n_k)
   LiftedRows<T> q, k;                      // (n_q,d) (n_k,d)
-  double* row_log_scales;                  // (n_q), as SavedSequence has them; null: none
+  double* row_log_scales;                  // (n_q), see SavedSequence; null: none
   double* key_log_scales;                  // (n_k); null: none
   NonFinite<T> non_finite;
 

@@ -78,11 +78,11 @@ struct SequenceInputs {
   Index length;
   double tolerance = 0;
   Index compared_rows = 0;             // how many rows are compared with exact softmax
-  std::uint64_t seed = 0, stream = 0;  // with which these rows are drawn
+  std::uint64_t seed = 0, stream = 0;  // of the generator that draws these rows
 };
 
-/// Returns the rows of `keys` from x, which has a row for every key: a view of x, or a copy in the workspace if masked
-/// keys lie between them.
+/// Returns the rows of `keys` from x, which has a row for every key, also for padding: a view of x, or a copy in the
+/// workspace if masked keys lie between them.
 template <Real T>
 MatrixView<T> rows_of(const Placement& keys, const MatrixView<T>& x, const Team& team) {
   if (!keys.token_indices) return x.topRows(keys.count());

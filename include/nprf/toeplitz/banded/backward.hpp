@@ -48,12 +48,12 @@ class BandedBackward {
       for (Index k = 0; k < dc.cols(); ++k) out.dc[band.lags.first - m_weights.table.first + k] += dc(block, k);
   }
 
-  // forward, for query i (slot s_i) and the keys j (slots t_j) of tile I, with w the weight at the edge of the tail:
-  //     y_i += w f_i A_i S_I    S_I = sum_j h_j B_j^T U_j
-  //     f_i = exp(slope |s_i - pivot|)    h_j = exp(slope |t_j - (pivot + edge)|)    pivot: that of tile I
-  // So with N_I = dL/dS_I / w, the sum over queries of TailStates,
-  //     dA_i = w f_i G_i S_I^T    dB_j = w h_j U_j N_I^T    dU_j = w h_j B_j N_I
-  /// Adds the terms of the pairs of a tail to the gradients.
+  /// Adds the terms of the pairs of a tail to the gradients. contract() computes, for query i (slot s_i) of tile I and
+  /// the keys j (slots t_j) of this tile, with the weight w at the edge of the tail and the pivot of tile I,
+  ///     y_i += w f_i A_i S_I    S_I = sum_j h_j B_j^T U_j
+  ///     f_i = exp(slope |s_i - pivot|)    h_j = exp(slope |t_j - (pivot + edge)|)
+  /// So with N_I = dL/dS_I / w, the sum over queries of TailStates,
+  ///     dA_i = w f_i G_i S_I^T    dB_j = w h_j U_j N_I^T    dU_j = w h_j B_j N_I
   void add_tail(const ExponentialTail<T>& tail, GradientRefs<T>& out, const Team& team) const {
     if (tail.lags == 0) return;
     Workspace& workspace = team.workspace();
@@ -75,7 +75,7 @@ class BandedBackward {
         add_keys(at, I, query_sums.at(I), out, moments[I], scratch);
         if (const Index distance = at.distance(I, at.inner(I)); distance > 0) {
           // the pairs of the keys of the inner tile with the queries of this tile and of the tiles outside it: their
-          // distances include the one between these two pivots
+          // distances include that between the pivots of the inner tile and of this tile
           const double flow = inner_product(key_sums.at(at.inner(I)), query_sums.at(I));
           moments[I].first += static_cast<double>(distance) * static_cast<double>(tail.power(distance)) * flow;
         }

@@ -27,8 +27,8 @@ namespace nprf::toeplitz {
 /// all. The result is exact up to rounding, and the time is linear in the number of tokens.
 ///
 /// The band between the tails is computed by tiles of the n_q x n_k matrix, as in DirectEngine. For each tail, a tile
-/// of queries needs one matrix S (r,p), the sum over the keys of the tile in this tail, decayed to the pivot of the
-/// tile (banded/exponential_tail.hpp). With slots s_i of queries and t_j of keys:
+/// of queries needs one matrix S (r,p): a sum over the keys of the tile in this tail, whose weights are relative to the
+/// pivot of the tile (banded/exponential_tail.hpp). With slots s_i of queries and t_j of keys:
 ///
 ///     y_i += weight exp(slope |s_i - pivot|) A_i S        S = sum_j exp(slope |t_j - (pivot + edge)|) B_j^T U_j
 ///
@@ -63,11 +63,9 @@ class BandedEngine {
     return n_q * (band * (r + p + weight_cost) + beside_band * (r + p + cut_weight_cost)) + tails * states * tail_state;
   }
 
-  /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1.
   BandedEngine(LagWeightsView<T> lags, const ProductShape& span, const Team& team)
       : m_weights(lags, span, team.workspace()) {}
 
-  /// Writes Y (n_q,p) = ((A B^T) o C) U. If sums is not null, also writes sums (n_q) = ((A B^T) o C) 1.
   void contract(const Factors<T>& x, MatrixRef<T> Y, const Team& team, T* sums = nullptr) const {
     if (m_weights.constant != T(0)) return contract_constant(x, Y, team, sums);
     const Workspace::Scope scope(team.workspace());
@@ -100,16 +98,15 @@ class BandedEngine {
     }
   }
 
-  /// The number of keys of the band, up to a chunk, plus those that one tile adds to the sum of a tail. The sums of
-  /// several tiles are compensated (banded/tail_states.hpp).
+  /// The keys of the band, at most a chunk (long_sums.hpp), and those that one tile adds to the sum of a tail. The sums
+  /// of several tiles are compensated (banded/tail_states.hpp).
   Index longest_plain_sum(Index n_k) const {
     constexpr Index of_tile = 2048;
     static_assert(tile <= of_tile);
     return std::min(n_k, of_tile + (m_weights.constant != T(0) ? 0 : nprf::longest_plain_sum(m_weights.band.size())));
   }
 
-  /// Writes to `out` the gradients for G (n_q,p) = dL/dY; out.dc may be empty. In a tail, dc of two lags stands for the
-  /// dc of all its lags (Gradients, factors.hpp).
+  /// out.dc may be empty. In a tail, dc of two lags stands for the dc of all its lags (Gradients, factors.hpp).
   void gradients(const Factors<T>& x, const MatrixView<T>& G, GradientRefs<T> out, const GradientSizes<T>&,
                  const Team& team) const {
     if (m_weights.constant != T(0) && out.dc.size() == 0) return gradients_of_constant(x, G, out, team);

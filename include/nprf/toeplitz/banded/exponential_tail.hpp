@@ -19,8 +19,8 @@ enum class Side { before, after };
 ///
 ///     c[edge - k] = weight exp(k slope)   before the band,    c[edge + k] = weight exp(k slope)   after it,
 ///
-/// for k = 0..lags-1, up to the farthest lag that slots can reach on this side. The tail is empty (lags == 0) if it
-/// does not extend to that lag, or if its weights are zero.
+/// for k = 0..lags-1, up to the farthest lag that slots can reach on this side. The tail is empty (lags == 0) if the
+/// table has no tail up to that lag, or if its weights are zero or grow outwards.
 template <Real T>
 struct ExponentialTail {
   ExponentialTail(Side of, LagWeightsView<T> c, const ProductShape& span) : side(of) {
@@ -34,7 +34,7 @@ struct ExponentialTail {
     lags = std::max<Index>(is_before ? edge - least + 1 : most - edge + 1, 0);
   }
 
-  /// Tabulates exp(k slope) for the first k, in the workspace.
+  /// Tabulates power(k) for small k, in the workspace.
   void tabulate(Workspace& workspace) {
     if (flat()) return;
     m_tabulated = std::min<Index>(lags, 1024);
@@ -99,7 +99,6 @@ class TailTiles {
   /// Where the keys of tile I end if the tail is before the band, or begin if it is after the band.
   Index cut(Index I) const { return m_keys.below(pivot(I) + m_tail->edge + (before() ? 1 : 0)); }
 
-  /// Whether tile I has keys in the tail.
   bool any_keys(Index I) const { return before() ? cut(I) > 0 : cut(I) < m_keys.count; }
   RowRange queries(Index I) const { return {first(I), first(I) + rows(I)}; }
   /// The keys of tile I that are not keys of the tile inner(I).

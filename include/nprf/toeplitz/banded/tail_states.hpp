@@ -33,10 +33,10 @@ struct Windows {
 ///     S_I = exp(slope d_I) S_{I-1} + X_I      from the first tile on,   or
 ///     S_I = exp(slope d_I) S_{I+1} + X_I      from the last one on,
 ///
-/// with distances d_I >= 0, one window of tiles at a time, from the first window on. Sums from the last tile on are
-/// computed by a pass from the last tile, not as a difference, which would cancel. So with several windows each X_I but
-/// those of the first window is computed twice. The sums are Kahan-compensated (1965), so that errors do not grow with
-/// the number of tiles. Memory O(rows cols (tiles of a window + windows)).
+/// with distances d_I >= 0, one window of tiles at a time, from the first window on. For sums from the last tile on,
+/// prepare() passes over the windows from the last one on, so that each X_I but those of the first window is computed
+/// twice. The sums are compensated (Kahan 1965), so that errors do not grow with the number of tiles. Memory
+/// O(rows cols (tiles of a window + windows)).
 template <Real T>
 class CompensatedScan {
  public:
@@ -202,11 +202,9 @@ class TailStates {
 
   const TailTiles<T>& tiles() const { return m_tiles; }
 
-  /// Computes the sums of the tiles of a window; to be called for one window after the other.
+  /// fill() and at() are as in CompensatedScan; S_I has p + ones columns.
   void fill(Index window, const Team& team) { m_sums.fill(window, team, adder(), distances()); }
 
-  /// S_I (r,p + ones), where I is a tile of the window of the last fill(), or the tile before this window in the order
-  /// of the sum.
   MatrixMap<T> at(Index I) const { return m_sums.at(I); }
 
  private:

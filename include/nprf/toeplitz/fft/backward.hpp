@@ -31,7 +31,7 @@ struct GroupSignals {
 
 /// One column, and up to lane_count features as lanes: the sums of GroupSignals, for columns that would leave most
 /// lanes empty. For GradientSizes (factors.hpp) g has the sizes of the rows, and u is the last column of U. Then du
-/// gives the sums of keys and correlation those of lags, and there are no da and db.
+/// gives K_j, correlation gives S_l, and there are no da and db.
 template <Real T>
 struct ColumnSignals {
   FeatureLanes<T> a, b;  // one row for each token

@@ -22,8 +22,8 @@
 namespace nprf::toeplitz {
 
 /// Y = ((A B^T) o C) U by the library's own FFT (fft/polynomial_tree.hpp), for lane_count columns of U at a time. Its
-/// name among the engines that users choose from is Engine::lanes, since a transform has a column in each lane of a
-/// register; Engine::grid is the same engine for images, whose slots have gaps.
+/// names are Engine::lanes, since a transform has a column in each lane of a register, and Engine::grid, for images,
+/// whose slots have gaps.
 ///
 /// Each pair of a feature and a column is a signal x = B_r o U_p with its own transform, so that no two share their
 /// rounding errors. Against overflow and underflow each column of B and of U is divided by its power-of-two scale,
@@ -53,7 +53,6 @@ class FftEngine {
     return length * (columns + ones + weights) * fft_value_cost(length);
   }
 
-  /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1.
   FftEngine(LagWeightsView<T> lags, const ProductShape& span, const Team& team)
       : m_n_q(span.n_q), m_n_k(span.n_k), m_tree(Tree::shared(Tree::length_for(std::max(span.n_q, span.n_k)))) {
     // y[i] = sum_j c[j-i] x[j] is the product of the polynomials x and g modulo the polynomial z^(2L) + 1, with
@@ -77,7 +76,6 @@ class FftEngine {
     for (Index lag = -(m_n_q - 1); lag < m_n_k; ++lag) m_norms.add(static_cast<double>(lags[lag]));
   }
 
-  /// Writes Y (n_q,p) = ((A B^T) o C) U. If sums is not null, also writes sums (n_q) = ((A B^T) o C) 1.
   void contract(const Factors<T>& x, MatrixRef<T> Y, const Team& team, T* sums = nullptr) const {
     if (sums) contract_ones(*this, x, team, sums);
     Workspace& workspace = team.workspace();
@@ -89,19 +87,17 @@ class FftEngine {
     from_slots(all, x.queries.slots, Y, team);
   }
 
-  /// Writes to `out` bounds of the rounding errors of contract(). sizes[j] (n_k) is the largest |U_jp| of key j.
+  /// sizes[j] (n_k) is the largest |U_jp| of key j.
   void row_error_bounds(const Factors<T>& x, const T* sizes, RowErrorBounds out, const Team& team) const {
     fft_row_error_bounds(m_norms, period(), x, sizes, out, team);
   }
 
-  /// Writes to `out` bounds of the rounding errors of gradients().
   void gradient_error_bounds(const Factors<T>& x, const GradientScales<T>& of, GradientErrorBounds out,
                              const Team& team) const {
     fft_gradient_error_bounds(m_norms, period(), x, of, out, team);
   }
 
-  /// Writes the gradients for G (n_q,p) = dL/dY to `out`, and the sums of `sizes`. Each signal needs four transforms;
-  /// in contract() it needs two.
+  /// Each signal needs four transforms; in contract() it needs two.
   void gradients(const Factors<T>& x, const MatrixView<T>& G, GradientRefs<T> out, const GradientSizes<T>& sizes,
                  const Team& team) const {
     const Workspace::Scope scope(team.workspace());
@@ -114,8 +110,8 @@ class FftEngine {
 
   Index longest_plain_sum(Index n_k) const { return std::min(n_k, plain_sum_of_fft); }
 
-  /// The number of distinct positions in a product by this transform, at least n_q + n_k: the length of a cyclic
-  /// convolution that has as many.
+  /// 2 L, the number of coefficients of a product modulo z^(2L) + 1, at least n_q + n_k; for error bounds, the length
+  /// of the FFTs.
   Index period() const { return 2 * m_tree->length(); }
 
  private:

@@ -30,10 +30,9 @@
 /// most 1: x_r is computed relative to the largest |B_r| and the largest |u|, and may underflow there, even if no row
 /// attends to the keys that have these largest entries.
 ///
-/// Bounds of the rounding errors of an FFT in the gradients of Y = ((A B^T) o C) U, for entries of G of at most 1.
-///
-/// dA is the product with G in place of A, so that the bound above applies to it. dB and dU are the product with the
-/// roles exchanged. With w_r = A_r o g for a column g of G, and N_r(g) the estimate e_r for T(c)^T w_r,
+/// For the gradients, the entries of G are at most 1. dA is the product with G in place of A, so that the bound above
+/// applies to it. dB and dU are the product with the roles exchanged. With w_r = A_r o g for a column g of G, and
+/// N_r(g) the estimate e_r for T(c)^T w_r,
 ///
 ///     error bound of dU_j = eps sum_r |B_jr| N_r(1)    error bound of sum_r |B_jr dB_jr| <= |U_j|_1 times that of dU_j
 ///
@@ -44,13 +43,13 @@
 /// 3/2 eps max S_l in the sums S_l, and twice that in dc.
 namespace nprf::toeplitz {
 
-/// The norms of the signals x_r = B_r o u over some keys, for u = 1 ("ones"), and for a u_j that is a size of key j,
-/// such as its largest |U_jp| ("sized").
+/// The norms of the signals x_r = B_r o u over some keys: for u = 1 ("ones"), and for u_j = a size of key j, such as
+/// its largest |U_jp| ("sized").
 class SignalNorms {
  public:
   using Row = VectorMap<double>;  // (r)
 
-  /// For r features and no keys.
+  /// For r features, at first without keys.
   SignalNorms(Index r, Workspace& workspace)
       : m_r(r), m_ones(workspace.take<NormSums>(r)), m_sized(workspace.take<NormSums>(r)) {
     for (NormSums* sums : {m_ones, m_sized}) std::fill_n(sums, r, NormSums{});

@@ -125,7 +125,7 @@ struct ColumnLanes {
   Lanes* values;
 };
 
-/// inverse: 1 / scale. finite_lanes: scale. Both with 0 in place of infinity, so that they serve as factors (finite()).
+/// finite() of 1 / scale, and of the scale itself, in each lane.
 template <Real T>
 fft::Lanes<T> inverse(fft::Lanes<T> scale) {
   for (Index l = 0; l < fft::lane_count<T>; ++l) scale[l] = finite(1 / scale[l]);
@@ -170,8 +170,7 @@ struct FeatureLanes {
   FeatureLanes(const MatrixView<T>& of, Index from)
       : x(of.data()), stride(of.outerStride()), first(from), width(std::min(fft::lane_count<T>, of.cols() - from)) {}
 
-  /// load: the entries of these features in an array that has one for each feature of the matrix. row: their entries in
-  /// row i of the matrix.
+  /// The entries of these features in an array that has one for each feature; in row i of the matrix.
   Lanes load(const T* all) const { return fft::load_lanes(all + first, width); }
   Lanes row(Index i) const { return load(x + i * stride); }
 

@@ -21,8 +21,8 @@
 namespace nprf::toeplitz {
 
 /// An FftEngine that computes Y = ((A B^T) o C) U by the library FFTW. Gradients and error bounds are those of
-/// FftEngine. The bounds hold because the signals are the same, x = B_r o U_p of columns scaled by powers of two, and
-/// the transforms have the same length.
+/// FftEngine. The bounds hold because the signals x = B_r o U_p, of columns scaled by powers of two, and the length of
+/// the transforms are the same.
 ///
 /// Time O(r p n log n); workspace r (n_q + n_k) + p n_q scalars, and about 6 n scalars for each thread. Threads share
 /// out columns of U.
@@ -36,7 +36,6 @@ class FftwEngine : public FftEngine<T> {
   /// Not modelled: Engine::automatic does not choose this engine.
   static double cost(const CostInputs<T>&) { return std::numeric_limits<double>::quiet_NaN(); }
 
-  /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1.
   FftwEngine(LagWeightsView<T> lags, const ProductShape& span, const Team& team)
       : FftEngine<T>(lags, span, team),
         m_n_q(span.n_q),
@@ -53,7 +52,6 @@ class FftwEngine : public FftEngine<T> {
     m_spectrum = spectrum;
   }
 
-  /// Writes Y (n_q,p) = ((A B^T) o C) U. If sums is not null, also writes sums (n_q) = ((A B^T) o C) 1.
   void contract(const Factors<T>& of, MatrixRef<T> Y, const Team& team, T* sums = nullptr) const {
     if (sums) contract_ones(*this, of, team, sums);
     Workspace& workspace = team.workspace();

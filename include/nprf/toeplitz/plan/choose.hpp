@@ -159,8 +159,8 @@ Engine cheapest(const CostInputs<T>& x, Rounding allowed) {
 /// What an engine is used for: the rows of the product alone, or its gradients too, which are sums over queries.
 enum class Use { rows, gradients };
 
-/// The predicted fraction of rows that have to be recomputed after an engine with this rounding. Infinity for an FFT by
-/// blocks if the rounding errors of the largest rows of a block would be large beside its smallest rows.
+/// The predicted fraction of rows that have to be recomputed after an engine with this rounding. Infinity for
+/// Rounding::per_block if block_balance() is less than least_balance().
 template <Real T>
 double recomputed_share(Rounding rounding, LagWeightsView<T> lags, const Slots& queries, const Slots& keys,
                         Workspace& workspace) {
@@ -174,8 +174,8 @@ double recomputed_share(Rounding rounding, LagWeightsView<T> lags, const Slots& 
   return 0;
 }
 
-/// The same for a use. The gradients of keys are rows of the product with queries and keys exchanged and both axes
-/// reversed. If gradients are used, returns the larger of the two fractions.
+/// recomputed_share() for a use. The gradients of keys are rows of the product with queries and keys exchanged and both
+/// axes reversed. If gradients are used, returns the larger of the two fractions.
 template <Real T>
 double recomputed_share(Rounding rounding, LagWeightsView<T> lags, const Slots& queries, const Slots& keys, Use use,
                         Workspace& workspace) {
@@ -200,8 +200,8 @@ bool is_admissible(Engine engine, const CostInputs<T>& x, double least, const Sl
   return cost_of(engine, x) + share * recomputation_cost(x.tokens, product_cost(Engine::direct, x)) <= least;
 }
 
-/// Returns the cheapest engine whose rounding is per row or `allowed`, if it is admissible: recomputed rows must not
-/// make it cost more than the cheapest engine with rounding per row. Otherwise returns the latter.
+/// Returns the cheapest engine whose rounding is per row or `allowed`; but the cheapest one whose rounding is per row,
+/// if recomputed rows make the former cost more.
 template <Real T>
 Engine choose(LagWeightsView<T> lags, const ProductShape& tokens, const Slots& queries, const Slots& keys,
               Rounding allowed, Use use, Workspace& workspace) {
