@@ -58,8 +58,8 @@ NPRF_HOST_DEVICE inline double fft_error_per_value(double N) { return std::sqrt(
 ///
 /// The first term is for independent rounding errors, the second for those that are not: twiddle factors have the same
 /// rounding error in all butterflies, and real and imaginary parts share rounding errors. Such errors add spurious
-/// copies of T(c) x at other positions, of up to eps / 2 in each of the three transforms. Measured errors are below
-/// this estimate. `error_per_value` is fft_error_per_value(N).
+/// copies of T(c) x at other positions, of up to eps / 2 in each of the three transforms. It is an estimate,
+/// with a margin that tests/accuracy.md has. `error_per_value` is fft_error_per_value(N).
 NPRF_HOST_DEVICE inline double convolution_error(const Norms& c, const Norms& x, double error_per_value) {
   const auto smaller = [](double a, double b) { return b < a ? b : a; };
   const double spread = c.two * x.two + smaller(c.one * x.two, c.two * x.one);
