@@ -6,7 +6,7 @@
 set(levels
   "config.hpp"
   "core"
-  "fft feature_map normalize position cuda/device cuda/feature_map/traits.hpp"
+  "fft feature_map normalize position cuda/device"
   "attention decoder/running_log_scale.hpp decoder/step_bias.hpp cuda/model.hpp cuda/fft cuda/position"
   "decoder/options.hpp decoder/decoder_model.hpp toeplitz/factors.hpp toeplitz/cost.hpp cuda/toeplitz/row_sums.cuh"
   "toeplitz/engine.hpp cuda/toeplitz/engine.cuh"

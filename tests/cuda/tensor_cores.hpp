@@ -4,8 +4,8 @@
 #include <type_traits>
 
 #include "nprf/cuda/device/launch.cuh"
-#include "nprf/cuda/device/mma_shape.hpp"
 #include "nprf/cuda/device/runtime.hpp"
+#include "nprf/cuda/device/storage.cuh"
 #include "support/catch.hpp"
 
 namespace nprf::test {

@@ -11,7 +11,7 @@
 
 #include "cuda/device_array.hpp"
 #include "nprf/core/types.hpp"
-#include "nprf/cuda/device/half_range.cuh"
+#include "nprf/cuda/device/scales.cuh"
 #include "nprf/cuda/toeplitz/banded/kernel.cuh"
 #include "nprf/cuda/toeplitz/direct/kernel.cuh"
 

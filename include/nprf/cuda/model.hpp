@@ -3,15 +3,47 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "nprf/core/engine.hpp"
-#include "nprf/cuda/feature_map/traits.hpp"
 
 /// A description of an attention in plain numbers. model_of (plan/model_of.hpp) makes it from a CPU attention, and an
 /// AttentionPlan (plan/attention_plan.cuh) reads it. It includes no matrix library, so that device code compiles
 /// without one.
 namespace nprf::cuda {
+
+enum class FeatureKind { positive, hyperbolic, trigonometric, elu, quadratic };
+
+/// What plans and kernels know of a feature map, beside the formulas in feature_map (projection.cuh, constants.cuh).
+struct FeatureTraits {
+  bool has_projections = false;    // features are functions of m projections w_f.x, else of the coordinates of x
+  bool has_pairs = false;          // features f and m + f are functions of the same projection
+  bool has_swapped_pairs = false;  // and the derivative of one of them is the other, up to the sign
+  bool is_exponential = false;     // features are exponentials of projections
+  bool is_positive = false;        // no feature is negative
+  bool is_quadratic = false;       // features are those of a series
+  bool estimates_exp = true;       // A B^T estimates exp(q.k)
+  float sign_of_square = -1;       // of |x'|^2 / 2 in the logarithm of a row's factor; not for quadratic features
+  double largest_half_radius = 0;  // up to this norm of tokens, features that are no exponentials fit half
+};
+
+constexpr FeatureTraits traits_of(FeatureKind kind) {
+  switch (kind) {
+    case FeatureKind::positive: return {.has_projections = true, .is_exponential = true, .is_positive = true};
+    case FeatureKind::hyperbolic:
+      return {.has_projections = true, .has_pairs = true, .is_exponential = true, .is_positive = true};
+    case FeatureKind::trigonometric:
+      return {.has_projections = true,
+              .has_pairs = true,
+              .has_swapped_pairs = true,
+              .sign_of_square = 1,
+              .largest_half_radius = std::numeric_limits<double>::infinity()};
+    case FeatureKind::elu: return {.is_positive = true, .estimates_exp = false, .largest_half_radius = 2.9};
+    case FeatureKind::quadratic: return {.is_quadratic = true};
+  }
+  return {};
+}
 
 /// The constants of centred queries and keys (feature_map/centred.hpp): query_mean is nu (d), key_mean is mu (d),
 /// query_axes is A (d,d), and key_axes is A^-T (d,d), both row by row. All are empty if there is no centring.

@@ -7,6 +7,7 @@
 #include "nprf/core/row_quotient.hpp"
 #include "nprf/cuda/device/call_counters.cuh"
 #include "nprf/cuda/device/launch.cuh"
+#include "nprf/cuda/device/scales.cuh"
 #include "nprf/cuda/device/strided_operand.cuh"
 #include "nprf/cuda/position/attention_mask.cuh"
 #include "nprf/cuda/toeplitz/row_sums.cuh"

@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "nprf/cuda/device/call_counters.cuh"
+#include "nprf/cuda/device/reductions.cuh"
 #include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
 #include "nprf/cuda/toeplitz/direct/kernel.cuh"
 
@@ -37,7 +38,7 @@ __global__ void __launch_bounds__(TileShape::threads) recompute_tiled_kernel(Rec
     int first = n_q, last = -1;
     for (int t = lane; t < rows.count; t += 32) first = min(first, rows(t)), last = max(last, rows(t));
     first = over_warp(first, [](int a, int b) { return min(a, b); });
-    last = over_warp(last, [](int a, int b) { return max(a, b); });
+    last = over_warp(last, Largest());
     const KeyTiles attended = KeyTiles::attended(task.c, first, last, n_k);
 
     __syncthreads();  // all threads have read the previous tile

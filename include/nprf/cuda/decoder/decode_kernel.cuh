@@ -11,6 +11,7 @@
 #include "nprf/cuda/decoder/token_features.cuh"
 #include "nprf/cuda/device/device_matrix.hpp"
 #include "nprf/cuda/device/launch.cuh"
+#include "nprf/cuda/device/reductions.cuh"
 #include "nprf/cuda/device/strided_operand.cuh"
 
 namespace nprf::cuda {
@@ -83,7 +84,6 @@ class DecodeHead {
   using Shape = OneTokenShape;
   static constexpr int columns = DecodeTask<S>::columns, of_lane = columns / 32;
 
-  __device__ static float sum_of(float a, float b) { return a + b; }
   __device__ int warp() const { return m_thread / 32; }
   __device__ int lane() const { return m_thread % 32; }
   __device__ int r() const { return m_task.states.r; }
@@ -91,12 +91,12 @@ class DecodeHead {
   __device__ int d() const { return m_task.states.d; }
   __device__ bool has_sums() const { return m_keys.has_sums(); }
 
-  __device__ __forceinline__ float over_block(float x) const { return over_groups<Shape>(m_scratch, x, sum_of); }
+  __device__ __forceinline__ float sum_over_block(float x) const { return over_groups<Shape>(m_scratch, x, Sum()); }
   // |phi|
   __device__ __forceinline__ float norm_of_features() const {
     float square = 0;
     for (int k = m_thread; k < r(); k += Shape::threads) square = fmaf(m_phi[k], m_phi[k], square);
-    return sqrtf(over_block(square));
+    return sqrtf(sum_over_block(square));
   }
   __device__ __forceinline__ void fill_row(int t, float x) const {
     for (int c = m_thread; c < d_v(); c += Shape::threads) store(row_of(m_task.y, m_z, t) + c, x);
@@ -225,7 +225,7 @@ __device__ __forceinline__ void DecodeHead<S>::set_scores() const {
     }
 #pragma unroll
     for (int i = 0; i < at_once; ++i) {
-      const float score = over_warp(scores[i], sum_of);
+      const float score = over_warp(scores[i], Sum());
       if (const int e = first + i * Shape::warps; e < count && lane() == 0) m_keys.weight(m_keys.exact(e)) = score;
     }
   }
@@ -237,7 +237,7 @@ template <Storage S>
 __device__ __forceinline__ float DecodeHead<S>::largest_exponent(double unit) const {
   double largest = has_sums() ? exponent_of_sums() : minus_infinity;
   for (int i = m_thread; i < m_keys.count(); i += Shape::threads) largest = fmax(largest, exponent(i, unit));
-  return over_groups<Shape>(m_scratch, static_cast<float>(largest), [](float a, float b) { return fmaxf(a, b); });
+  return over_groups<Shape>(m_scratch, static_cast<float>(largest), Largest());
 }
 
 /// Sets the weights exp(exponent - reference) of the keys of m_keys, and returns the weight of the sums. Up to the next
@@ -275,10 +275,10 @@ __device__ __forceinline__ typename DecodeHead<S>::Denominator DecodeHead<S>::de
     for (int k = m_thread; k < r(); k += Shape::threads) D = fmaf(weight_of_sums * m_phi[k], m_sums.Z(k), D);
     if (m_thread == 0) norms = fmaf(weight_of_sums, m_sums.norms(), norms);
   }
-  D = over_block(D + exact);
+  D = sum_over_block(D + exact);
   if (m_task.positive) return {D, D};
-  const float terms = over_block(norms) * norm_of_features();
-  return {D, terms + over_block(exact)};
+  const float terms = sum_over_block(norms) * norm_of_features();
+  return {D, terms + sum_over_block(exact)};
 }
 
 /// Whether the row's denominator keeps its precision. Counts the row if it does not, if its terms cancel, or if D is

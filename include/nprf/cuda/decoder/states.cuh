@@ -48,7 +48,7 @@ struct HeadTokens {
 ///
 /// have the weights w_j and the unit of the CPU's sums (decoder/running_sums.hpp). Where a head has no token, only
 /// tokens[z] is meaningful.
-struct DecodeStates {
+struct DecodeStates : DecodeSizes {
   int *tokens, *left;              // [z]  of sequences: all tokens, and those that have left the ring
   int* state;                      // [batch]  of a sequence
   RunningLogScale* log_scale;      // [z]  of S and Z
@@ -66,8 +66,6 @@ struct DecodeStates {
   StateCopy* copies;               // [batch]  of states, for a reordering
   HeadTokens* reordered;           // [z]  of sequences, for a reordering
   int* lists;                      // [4, batch]  scratch memory of a reordering
-  int batch, heads, slots, r, d, d_v, near, sinks;
-  bool has_sums;
 
   static constexpr int most_in_shared = 4096;  // weights
 
@@ -79,8 +77,7 @@ struct DecodeStates {
     const auto [batch, heads, slots, r, d, d_v, near, sinks, has_sums] = size;
     const int z = batch * heads, of_sums = has_sums ? z : 0;
     DecodeStates x{};
-    x.batch = batch, x.heads = heads, x.slots = slots, x.r = r, x.d = d, x.d_v = d_v, x.near = near, x.sinks = sinks;
-    x.has_sums = has_sums;
+    static_cast<DecodeSizes&>(x) = size;
     x.tokens = scratch.take<int>(z);
     x.left = scratch.take<int>(z);
     x.state = scratch.take<int>(batch);

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 
+#include "nprf/cuda/device/reductions.cuh"
 #include "nprf/cuda/device/strided_operand.cuh"
 #include "nprf/cuda/feature_map/coordinates.cuh"
 #include "nprf/cuda/feature_map/projection.cuh"
@@ -80,7 +81,7 @@ __device__ __forceinline__ float compute_token_features(const FeatureTask<S>& ta
     largest = -largest_float;
     for (int f = thread; f < task.m; f += Shape::threads)
       largest = fmaxf(largest, task.map.has_pairs ? fabsf(phi[f]) : phi[f]);
-    largest = over_groups<Shape>(scratch, largest, [](float a, float b) { return fmaxf(a, b); });
+    largest = over_groups<Shape>(scratch, largest, Largest());
   }
   store_token_features(task, head, at.z, largest, phi);
   __syncthreads();

@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "nprf/config.hpp"
-#include "nprf/cuda/device/kernel_loading.hpp"
+#include "nprf/cuda/device/runtime.hpp"
 #include "nprf/cuda/device/scratch.hpp"
 #include "nprf/cuda/device/storage.cuh"
 
@@ -59,36 +59,5 @@ struct Counters {
     queue_fill("clearing counts", counts, 0, static_cast<std::size_t>(end - begin), stream);
   }
 };
-
-/// The bits of |x|, as an integer. Magnitudes of two numbers compare as the numbers |x| do; those of infinity and NaN
-/// are larger than those of all finite numbers.
-NPRF_HOST_DEVICE __forceinline__ int magnitude(float x) {
-  int bits;
-  std::memcpy(&bits, &x, sizeof(bits));
-  return bits & 0x7fffffff;
-}
-constexpr int infinite_magnitude = 0x7f800000;
-
-/// For the magnitude() of a number x: `value` is the power of two above |x|, in the range in which `value` and
-/// `inverse` are both normal numbers. Both are 1 for infinity and NaN.
-struct PowerOfTwoScale {
-  float value, inverse;
-};
-NPRF_HOST_DEVICE __forceinline__ PowerOfTwoScale power_of_two_scale(int magnitude) {
-  if (magnitude >= infinite_magnitude) return {1, 1};
-  const int wanted = (magnitude >> 23) + 1, exponent = wanted < 1 ? 1 : wanted > 253 ? 253 : wanted;
-  const int bits[2] = {exponent << 23, (254 - exponent) << 23};
-  PowerOfTwoScale scale;
-  std::memcpy(&scale, bits, sizeof(scale));
-  return scale;
-}
-
-/// Combines the x of all lanes of a warp, or of groups of `lanes` neighbouring lanes, by f(a, b). Every lane gets the
-/// result of its group.
-template <int lanes = 32, class T, class F>
-__device__ __forceinline__ T over_warp(T x, F&& f) {
-  for (int step = lanes / 2; step > 0; step /= 2) x = f(x, __shfl_xor_sync(~0u, x, step));
-  return x;
-}
 
 }  // namespace nprf::cuda

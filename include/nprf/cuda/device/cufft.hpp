@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <utility>
 
-#include "nprf/cuda/device/kernel_loading.hpp"
 #include "nprf/cuda/device/runtime.hpp"
 
 namespace nprf::cuda {

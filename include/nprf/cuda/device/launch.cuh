@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include <algorithm>
 #include <cstddef>
 
 #include "nprf/cuda/device/device_code.hpp"
-#include "nprf/cuda/device/kernel_loading.hpp"
 #include "nprf/cuda/device/runtime.hpp"
 
 namespace nprf::cuda {
@@ -101,6 +102,17 @@ void launch(const char* what, void (*kernel)(P...), dim3 grid, dim3 block, std::
     config.numAttrs = driver_captures_early_launches() ? 1 : 0;
   }
   check(cudaLaunchKernelEx(&config, kernel, static_cast<A&&>(args)...), what);
+}
+
+/// Calls f(arguments...), always inlined: what f captures by reference must stay in registers, and clang might
+/// otherwise make a function call of it.
+template <class F, class... Arguments>
+__device__ __forceinline__ void inlined(F&& f, Arguments... arguments) {
+#ifdef __clang__
+  [[clang::always_inline]] f(arguments...);
+#else
+  f(arguments...);
+#endif
 }
 
 }  // namespace nprf::cuda

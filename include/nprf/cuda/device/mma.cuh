@@ -8,13 +8,21 @@
 #include <type_traits>
 
 #include "nprf/cuda/device/device_code.hpp"
-#include "nprf/cuda/device/mma_shape.hpp"
+#include "nprf/cuda/device/storage.cuh"
 
 /// Tensor core instructions. All 32 lanes of a warp must execute them. A 32-bit word holds two factors, the first one
 /// in the lower half. Products are exact; sums are float, and not rounded to nearest. PTX ISA, "Warp-level matrix
 /// instructions", documents which lane holds which entries. Tests on the host include a replacement of this header
 /// (tests/cuda/stand_in).
 namespace nprf::cuda {
+
+/// The instruction that multiplies. m16n8k16 multiplies half and bfloat16 from compute capability 8.0 on, m16n8k8 half
+/// from 7.5 on, and m8n8k4 half from 7.0 on. native: of these three, in this order, the first one that the device code
+/// can have.
+enum class MmaShape { native, m8n8k4, m16n8k8, m16n8k16 };
+
+/// The order in which the factors of m8n8k4 are distributed over the lanes.
+enum class MmaLayout { row, column };
 
 /// The compute capability that this device code is compiled for, times ten. In host code, which executes none of the
 /// instructions, it is that of a device which has all of them.

@@ -24,6 +24,10 @@ constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
 template <class S>
 concept Storage = std::same_as<S, float> || std::same_as<S, __half> || std::same_as<S, __nv_bfloat16>;
 
+/// The types that tensor cores multiply here. float does not use tensor cores.
+template <class T>
+concept MmaFactor = std::same_as<T, __half> || std::same_as<T, __nv_bfloat16>;
+
 /// The types of features that products multiply: in float, or in 16 bits on tensor cores.
 enum class FeatureType { in_float, in_half, in_bfloat16 };
 

@@ -5,7 +5,7 @@
 
 #include <cstddef>
 
-#include "nprf/cuda/device/call_counters.cuh"
+#include "nprf/cuda/device/scales.cuh"
 #include "nprf/cuda/device/strided_operand.cuh"
 
 namespace nprf::cuda {

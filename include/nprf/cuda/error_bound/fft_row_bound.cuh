@@ -9,6 +9,8 @@
 #include "nprf/core/row_quotient.hpp"
 #include "nprf/cuda/device/call_counters.cuh"
 #include "nprf/cuda/device/launch.cuh"
+#include "nprf/cuda/device/reductions.cuh"
+#include "nprf/cuda/device/scales.cuh"
 #include "nprf/cuda/device/strided_operand.cuh"
 #include "nprf/cuda/error_bound/signal_norms.cuh"
 #include "nprf/cuda/position/token_places.cuh"
@@ -125,7 +127,7 @@ __global__ void __launch_bounds__(threads) row_bound_kernel(RowBoundTask task) {
     task.recomputed[row] = fails;
     if (fails) task.failed_rows.append(z, i);
   }
-  bound = over_warp(fails ? 0.0f : bound, [](float a, float b) { return fmaxf(a, b); });
+  bound = over_warp(fails ? 0.0f : bound, Largest());
   if (threadIdx.x % 32 == 0 && bound > 0)
     atomicMax(reinterpret_cast<int*>(&task.counts->fft_error_bound), magnitude(bound));
 }

@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "nprf/cuda/device/launch.cuh"
+#include "nprf/cuda/device/reductions.cuh"
 #include "nprf/cuda/device/scratch.hpp"
 #include "nprf/cuda/device/strided_operand.cuh"
 #include "nprf/cuda/device/value_columns.cuh"
@@ -93,16 +94,15 @@ __device__ __forceinline__ void measure(const float (&x)[count], float* to, int 
   float largest_abs = 0, one = 0, square = 0;
 #pragma unroll
   for (int e = 0; e < count; ++e) largest_abs = fmaxf(largest_abs, x[e]);
-  largest_abs = over_warp(largest_abs, [](float a, float b) { return fmaxf(a, b); });
+  largest_abs = over_warp(largest_abs, Largest());
 #pragma unroll
   for (int e = 0; e < count; ++e) {
     const float relative = largest_abs > 0 ? x[e] / largest_abs : 0.0f;
     one += relative;
     square = fmaf(relative, relative, square);
   }
-  const auto sum = [](float a, float b) { return a + b; };
-  one = over_warp(one, sum);
-  square = over_warp(square, sum);
+  one = over_warp(one, Sum());
+  square = over_warp(square, Sum());
   if (threadIdx.x % 32 != 0) return;
   to[0] = largest_abs;
   to[step] = one;
@@ -119,7 +119,6 @@ __global__ void __launch_bounds__(SignalNorms::chunk) value_maxima_kernel(Signal
   const int j0 = static_cast<int>(blockIdx.x) * group, z = static_cast<int>(blockIdx.y);
   const SignalNorms& out = task.out;
   const ColumnsOf<S> U = task.U.of(z);
-  const auto larger = [](int a, int b) { return max(a, b); };
 
   int largest_abs[at_once] = {};  // of the keys of a warp, whose loads are in flight together
   for (int c = lane; c < U.p; c += 32) {
@@ -131,14 +130,14 @@ __global__ void __launch_bounds__(SignalNorms::chunk) value_maxima_kernel(Signal
   }
 #pragma unroll
   for (int e = 0; e < at_once; ++e) {
-    largest_abs[e] = over_warp(largest_abs[e], larger);
+    largest_abs[e] = over_warp(largest_abs[e], Largest());
     if (lane == 0) key_max[warp * at_once + e] = largest_abs[e];
   }
   __syncthreads();
   if (warp > 0) return;
   if (j0 + lane < out.n_k)
     out.key_max[static_cast<std::ptrdiff_t>(z) * out.n_k + j0 + lane] = __int_as_float(key_max[lane]);
-  const int max_of_group = over_warp(key_max[lane], larger);
+  const int max_of_group = over_warp(key_max[lane], Largest());
   if (lane == 0)
     out.group_max[static_cast<std::ptrdiff_t>(z) * out.chunks * SignalNorms::groups + blockIdx.x] =
         __int_as_float(max_of_group);

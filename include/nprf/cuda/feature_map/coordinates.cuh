@@ -3,9 +3,9 @@
 
 #include <cstddef>
 
-#include "nprf/cuda/device/call_counters.cuh"
-#include "nprf/cuda/feature_map/centring.cuh"
-#include "nprf/cuda/feature_map/quadratic.cuh"
+#include "nprf/cuda/device/reductions.cuh"
+#include "nprf/cuda/device/scales.cuh"
+#include "nprf/cuda/feature_map/constants.cuh"
 #include "nprf/cuda/feature_map/task.cuh"
 #include "nprf/cuda/feature_map/token_tile.cuh"
 
@@ -26,7 +26,7 @@ __device__ __forceinline__ float over_channels(const float* x, int d, float* scr
   float sum = 0;
 #pragma unroll 8
   for (int k = g; k < d; k += Shape::groups) sum = f(x[Shape::at(k, t)], sum);
-  return over_groups<Shape>(scratch, sum, [](float a, float b) { return a + b; });
+  return over_groups<Shape>(scratch, sum, Sum());
 }
 
 /// |x|^2 of this thread's token. All threads of the block must call it.
@@ -66,7 +66,7 @@ __device__ __forceinline__ NormalisedToken measure(const FeatureTask<S, Feature>
     const int d = task.x.channels;
     float largest = 0;
     for (int k = g; k < d; k += Shape::groups) largest = fmaxf(largest, fabsf(x[Shape::at(k, t)]));
-    largest = over_groups<Shape>(scratch, largest, [](float a, float b) { return fmaxf(a, b); });
+    largest = over_groups<Shape>(scratch, largest, Largest());
     const PowerOfTwoScale scale = power_of_two_scale(magnitude(largest));
     const float relative = over_channels<Shape>(x, d, scratch, [=](float x_k, float sum) {
       const float part = x_k * scale.inverse;

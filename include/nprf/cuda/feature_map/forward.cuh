@@ -4,9 +4,8 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "nprf/cuda/device/call_counters.cuh"
-#include "nprf/cuda/device/half_range.cuh"
 #include "nprf/cuda/device/launch.cuh"
+#include "nprf/cuda/device/scales.cuh"
 #include "nprf/cuda/device/storage.cuh"
 #include "nprf/cuda/feature_map/projected_tile.cuh"
 #include "nprf/cuda/feature_map/projection.cuh"

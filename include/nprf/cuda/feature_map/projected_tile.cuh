@@ -7,7 +7,6 @@
 
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/feature_map/coordinates.cuh"
-#include "nprf/cuda/feature_map/matrix_tokens.cuh"
 #include "nprf/cuda/feature_map/projection.cuh"
 #include "nprf/cuda/feature_map/task.cuh"
 

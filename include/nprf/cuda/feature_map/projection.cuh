@@ -6,23 +6,6 @@
 
 namespace nprf::cuda {
 
-constexpr float log2_e = 1.44269504f;
-
-// scalars, since device code has no constants of class types
-template <FeatureKind kind>
-constexpr bool has_projections = traits_of(kind).has_projections;
-template <FeatureKind kind>
-constexpr bool has_pairs = traits_of(kind).has_pairs;
-template <FeatureKind kind>
-constexpr bool is_exponential = traits_of(kind).is_exponential;
-template <FeatureKind kind>
-constexpr bool is_quadratic = traits_of(kind).is_quadratic;
-template <FeatureKind kind>
-constexpr float sign_of_square = traits_of(kind).sign_of_square;
-/// What the arguments `scale` and `base` of feature_of() are multiplied by: exponential features are powers of 2.
-template <FeatureKind kind>
-constexpr float exponent_unit = is_exponential<kind> ? log2_e : 1.0f;
-
 /// Feature f of a token, or if `second` is true feature m + f:
 ///
 ///     exponential     2^(scale z + base), or 2^(-scale z + base) if second, of the projection z

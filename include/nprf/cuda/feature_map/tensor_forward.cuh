@@ -4,10 +4,9 @@
 #include <cstddef>
 #include <cstring>
 
-#include "nprf/cuda/device/half_range.cuh"
 #include "nprf/cuda/device/mma.cuh"
+#include "nprf/cuda/device/scales.cuh"
 #include "nprf/cuda/feature_map/coordinates.cuh"
-#include "nprf/cuda/feature_map/matrix_tokens.cuh"
 #include "nprf/cuda/feature_map/projection.cuh"
 #include "nprf/cuda/feature_map/task.cuh"
 #include "nprf/cuda/feature_map/tensor_projection.cuh"

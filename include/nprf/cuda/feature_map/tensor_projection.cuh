@@ -8,8 +8,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "nprf/cuda/device/call_counters.cuh"
 #include "nprf/cuda/device/mma_fragment.cuh"
+#include "nprf/cuda/device/scales.cuh"
 #include "nprf/cuda/device/storage.cuh"
 
 /// Projections x w^T by tensor cores, for tokens x that are stored in 16 bits. w / unit is rounded to high + low, two

@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <cstring>
 
-#include "nprf/cuda/device/call_counters.cuh"
 #include "nprf/cuda/device/launch.cuh"
+#include "nprf/cuda/device/reductions.cuh"
 #include "nprf/cuda/device/strided_operand.cuh"
 
 namespace nprf::cuda {
@@ -103,7 +103,7 @@ __device__ __forceinline__ void multiply_rows(const float* w, int count, int d_p
       const auto part = [&](int e) { return x[k + e] - (mean ? mean[k + e] : 0.0f); };
       sum = fmaf(part(0), some.x, fmaf(part(1), some.y, fmaf(part(2), some.z, fmaf(part(3), some.w, sum))));
     }
-    sum = over_warp<lanes>(sum, [](float a, float b) { return a + b; });
+    sum = over_warp<lanes>(sum, Sum());
     if (lane == 0 && first + row < count) y[first + row] = sum;
   }
 }

@@ -3,8 +3,8 @@
 
 #include <utility>
 
-#include "nprf/cuda/device/complex.cuh"
-#include "nprf/cuda/device/inlined.cuh"
+#include "nprf/cuda/device/launch.cuh"
+#include "nprf/cuda/fft/complex.cuh"
 
 /// FFTs of values in a thread's registers,
 ///

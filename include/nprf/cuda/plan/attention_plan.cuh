@@ -3,10 +3,13 @@
 
 #include <cstddef>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "nprf/config.hpp"
 #include "nprf/cuda/device/call_counters.cuh"
 #include "nprf/cuda/device/device_matrix.hpp"
+#include "nprf/cuda/device/runtime.hpp"
 #include "nprf/cuda/device/storage.cuh"
 #include "nprf/cuda/model.hpp"
 #include "nprf/cuda/plan/options.cuh"
@@ -38,6 +41,13 @@ namespace nprf::cuda {
 /// on its place in the list. cuFFT is assumed to repeat its bits, too; Engine::cufft calls it, and Engine::fused for
 /// gradients of parameters. Other sizes, other devices, and arrays whose rows are aligned otherwise may change
 /// rounding.
+///
+/// With PlanShape::packed a call copies the rows of packed sequences into padded arrays in its workspace, computes
+/// their attention, and copies the results back. It takes the time of `batch` sequences of n_q queries and n_k keys,
+/// and that of the copies, O(batch (n_q + n_k) heads (d + d_v)). A call cannot check the lengths, since it does not
+/// synchronise: rows beyond the end of an array are left out. If a sequence has more than n_q queries, its rows of y
+/// and dq from n_q on are NaN. If it has more than n_k keys, its keys from n_k on are left out, and their gradients are
+/// NaN. Rows that belong to no sequence are not written.
 ///
 /// S is the storage type of queries, keys, values and y. Arithmetic is in float. For half and bfloat16 some engines use
 /// tensor cores, with the precision of the storage type or of bfloat16 (Engine in toeplitz/engine.cuh). A plan belongs
@@ -75,9 +85,11 @@ class AttentionPlan {
   void set_parameters(const float* parameters, cudaStream_t stream);
 
   /// q [batch, heads, n_q, d], k [batch, heads_k, n_k, d], v [batch, heads_k, n_k, d_v] -> y [batch, heads, n_q, d_v],
-  /// where heads_k is `heads` unless queries are grouped (PlanShape). A row that attends to no key is zero. Throws
-  /// InvalidArgument if the views do not have these shapes, if there is no workspace, or if it is not aligned
-  /// (PlanCall); BackendError if CUDA reports an error, for example because the stream belongs to another device.
+  /// where heads_k is `heads` unless queries are grouped (PlanShape). Packed sequences are one sequence of any numbers
+  /// of tokens here. A row that attends to no key is zero. Throws InvalidArgument if the views do not have these
+  /// shapes, if there is no workspace, or if it is not aligned (PlanCall); if cumulative_lengths is null and sequences
+  /// are packed, or the reverse; BackendError if CUDA reports an error, for example because the stream belongs to
+  /// another device.
   void forward(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y, const PlanCall& call,
                cudaStream_t stream) const;
   void forward(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y,
@@ -102,10 +114,87 @@ class AttentionPlan {
   Counts host_counts(const PlanCall& call = {}, cudaStream_t stream = nullptr) const;
 
  private:
-  class Implementation;  // attention_plan_definition.cuh
+  struct Implementation;  // attention_plan_definition.cuh
 
   std::shared_ptr<Implementation> m_implementation;  // has one owner; a unique_ptr would need the complete class
 };
+
+/// The lengths of the packed sequences of a call, in device memory: those of PlanCall.
+struct PackedCall {
+  const int* cumulative_lengths;
+  const int* key_cumulative_lengths = nullptr;
+
+  operator PlanCall() const {
+    return {.cumulative_lengths = cumulative_lengths, .key_cumulative_lengths = key_cumulative_lengths};
+  }
+};
+
+/// An AttentionPlan with PlanShape::packed.
+///
+///     PackedPlan<float> plan(model, {.batch = 8, .heads = 16, .n_q = longest, .n_k = longest, .d_v = 64});
+///     plan.forward(q, k, v, y, {cumulative_lengths}, stream);      // q [1, heads, tokens, d]
+template <Storage S>
+class PackedPlan : public AttentionPlan<S> {
+ public:
+  using typename AttentionPlan<S>::View;
+
+  PackedPlan(AttentionModel model, PlanShape shape, const PlanOptions& options = {}, cudaStream_t stream = nullptr)
+      : AttentionPlan<S>(std::move(model), (shape.packed = true, shape), options, stream) {}
+
+  void forward(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y, const PackedCall& call,
+               cudaStream_t stream = nullptr) const {
+    AttentionPlan<S>::forward(q, k, v, y, call, stream);
+  }
+  void backward(const View& q, const View& k, const View& v, const View& dy, const PlanGradients<S>& gradients,
+                const PackedCall& call, cudaStream_t stream = nullptr) const {
+    AttentionPlan<S>::backward(q, k, v, dy, gradients, call, stream);
+  }
+};
+
+/// Computes y [batch, heads, n_q, d_v] from q [batch, heads, n_q, d], k [batch, heads_k, n_k, d] and v [batch, heads_k,
+/// n_k, d_v] on the current device. All arrays are contiguous in host memory.
+///
+///     std::vector<float> y = attend(model_of(attention), {.n_q = n, .n_k = n, .d_v = 64}, q, k, v);
+///
+/// Each call makes a plan, copies its inputs to the device, waits, and copies y back. To avoid this in repeated calls,
+/// use an AttentionPlan with device memory. Throws as AttentionPlan does, and InvalidArgument for vectors of other
+/// sizes.
+template <Storage S>
+std::vector<S> attend(const AttentionModel& model, const PlanShape& shape, const std::vector<S>& q,
+                      const std::vector<S>& k, const std::vector<S>& v, const PlanOptions& options = {}) {
+  PlanOptions owning = options;
+  owning.owns_workspace = true;
+  const AttentionPlan<S> plan(model, shape, owning);
+  const std::ptrdiff_t d = plan.model().features.front().d, heads_q = shape.heads, heads_k = heads_q / shape.group();
+  const auto size = [&](std::ptrdiff_t heads, std::ptrdiff_t tokens, std::ptrdiff_t channels) {
+    return static_cast<std::size_t>(shape.batch * heads * tokens * channels);
+  };
+  const auto copy_to_device = [](const std::vector<S>& x, const char* name, std::size_t expected) {
+    require(x.size() == expected, name, ": expected ", expected, " scalars (batch heads tokens channels), got ",
+            x.size());
+    DeviceMemory memory(x.size() * sizeof(S));
+    if (!x.empty())
+      check(cudaMemcpyAsync(memory.data(), x.data(), x.size() * sizeof(S), cudaMemcpyHostToDevice, nullptr),
+            "copying a vector to the device");
+    return memory;
+  };
+  const DeviceMemory device_q = copy_to_device(q, "q", size(heads_q, shape.n_q, d)),
+                     device_k = copy_to_device(k, "k", size(heads_k, shape.n_k, d)),
+                     device_v = copy_to_device(v, "v", size(heads_k, shape.n_k, shape.d_v));
+  std::vector<S> y(size(heads_q, shape.n_q, shape.d_v));
+  const DeviceMemory device_y(y.size() * sizeof(S));
+  const auto view = [&](const DeviceMemory& memory, std::ptrdiff_t heads, std::ptrdiff_t tokens,
+                        std::ptrdiff_t channels) {
+    return DeviceMatrixView<S>(static_cast<S*>(memory.data()), shape.batch, heads, tokens, channels);
+  };
+  plan.forward(view(device_q, heads_q, shape.n_q, d), view(device_k, heads_k, shape.n_k, d),
+               view(device_v, heads_k, shape.n_k, shape.d_v), view(device_y, heads_q, shape.n_q, shape.d_v));
+  if (!y.empty())
+    check(cudaMemcpyAsync(y.data(), device_y.data(), y.size() * sizeof(S), cudaMemcpyDeviceToHost, nullptr),
+          "copying a vector to the host");
+  check(cudaStreamSynchronize(nullptr), "computing attention");
+  return y;
+}
 
 }  // namespace nprf::cuda
 

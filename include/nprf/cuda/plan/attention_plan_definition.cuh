@@ -9,150 +9,211 @@
 #include <type_traits>
 #include <utility>
 
-#include "nprf/config.hpp"
 #include "nprf/cuda/attention/checked_product.cuh"
 #include "nprf/cuda/attention/normalize.cuh"
 #include "nprf/cuda/device/call_counters.cuh"
 #include "nprf/cuda/device/device_matrix.hpp"
-#include "nprf/cuda/device/kernel_loading.hpp"
+#include "nprf/cuda/device/packed_rows.cuh"
 #include "nprf/cuda/device/runtime.hpp"
 #include "nprf/cuda/device/scratch.hpp"
 #include "nprf/cuda/feature_map/forward.cuh"
 #include "nprf/cuda/plan/attention_plan.cuh"
+#include "nprf/cuda/plan/backward.cuh"
 #include "nprf/cuda/plan/cost_model.cuh"
 #include "nprf/cuda/plan/device_model.cuh"
 #include "nprf/cuda/plan/exact_pairs.cuh"
 #include "nprf/cuda/plan/options.cuh"
 #include "nprf/cuda/position/attention_mask.cuh"
 #include "nprf/cuda/toeplitz/product.cuh"
-#if NPRF_CUDA_GRADIENTS
-#include "nprf/cuda/plan/backward.cuh"
-#else
-#include "nprf/cuda/plan/no_backward.cuh"
-#endif
 
 /// Defines the members of AttentionPlan, and includes all kernels that they launch.
 namespace nprf::cuda {
 
-#if NPRF_CUDA_GRADIENTS
 template <Storage S>
-using PlanBackward = Backward<S>;
-#else
-template <Storage S>
-using PlanBackward = NoBackward<S>;
-#endif
-
-template <Storage S>
-class AttentionPlan<S>::Implementation {
- public:
-  Implementation(AttentionModel model, const PlanShape& shape, const PlanOptions& options, cudaStream_t stream)
-      : m_device(Device::current()),
-        m_model(std::move(model), shape, options.gradients, stream),
-        m_engine(options.engine == Engine::automatic ? cheapest<S>(m_device, m_model, options.gradients,
-                                                                   options.tolerance, options.gradients_on_tensor_cores)
-                                                     : options.engine),
-        m_product(m_device, m_engine, m_model.product_shape(), m_model.toeplitz(), options.slab_bytes,
-                  feature_type_of<S>(m_device, m_model, m_engine)),
-        m_checked_product(m_device, m_product.shape(), m_product.weights(), m_product.length(), m_model.positive(),
-                          options.tolerance),
-        m_exact(m_device, m_model, m_product, options.slab_bytes) {
-    require(options.tolerance >= 0, "tolerance: expected 0 or more, got ", options.tolerance);
-    if (options.stream_ordered && !m_device.has_memory_pools)
-      throw BackendError("stream_ordered: expected a device with memory pools (cudaMallocAsync), got one without");
-    const int tiles = m_model.is_centred() ? 2 : 1;
-    require(FeatureTile::shared(m_model.d_padded(), tiles, m_product.on_tensor_cores()) <= m_device.shared_bytes,
-            "input_dim: expected a size that fits in ", m_device.shared_bytes, " bytes of shared memory, got ",
-            m_model.d());
+struct AttentionPlan<S>::Implementation {
+  Implementation(AttentionModel of_plan, const PlanShape& shape, const PlanOptions& options, cudaStream_t stream)
+      : device(Device::current()),
+        model(std::move(of_plan), shape, options.gradients, stream),
+        engine(options.engine == Engine::automatic
+                   ? cheapest<S>(device, model, options.gradients, options.tolerance, options.gradients_on_tensor_cores)
+                   : options.engine),
+        product(device, engine, model.product_shape(), model.toeplitz(), options.slab_bytes,
+                feature_type_of<S>(device, model, engine)),
+        checked_product(device, product.shape(), product.weights(), product.length(), model.positive(),
+                        options.tolerance),
+        exact(device, model, product, options.slab_bytes) {
+    check_options(options);
     if constexpr (MmaFactor<S>)
-      if (m_product.on_tensor_cores()) m_model.template split_projections<S>(m_device, stream);
+      if (product.on_tensor_cores()) model.template split_projections<S>(device, stream);
     if (options.gradients)
-      m_backward.emplace(m_device, m_model, m_product, options.slab_bytes, options.gradients_on_tensor_cores);
+      backward.emplace(device, model, product, options.slab_bytes, options.gradients_on_tensor_cores);
     queue_weights(stream);
     check(cudaStreamSynchronize(stream), "transforming the weights");
     Scratch count;
     take(count);
-    m_bytes = count.bytes();
+    bytes = count.bytes();
     if (options.stream_ordered) {
-      m_counts = DeviceMemory(sizeof(Counts));
-      queue_fill("clearing counts", m_counts.data(), 0, sizeof(Counts), stream);
+      counts = DeviceMemory(sizeof(Counts));
+      queue_fill("clearing counts", counts.data(), 0, sizeof(Counts), stream);
     } else if (options.owns_workspace)
-      m_workspace = DeviceMemory(m_bytes);
+      workspace = DeviceMemory(bytes);
     load_kernels(stream);
   }
 
-  const AttentionModel& model() const { return m_model.model(); }
-  const PlanShape& shape() const { return m_model.shape(); }
-  Engine engine() const { return m_engine; }
-  std::size_t workspace_bytes() const { return m_bytes; }
-
-  void set_parameters(const float* parameters, cudaStream_t stream) {
-    m_device.check_current();
-    m_model.queue_parameters(parameters, stream);
-    queue_weights(stream);
-  }
-  void forward(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y, const PlanCall& call,
-               cudaStream_t stream) const {
-    m_device.check_current();
-    const auto [batch, heads, n_q, n_k, d_v, offset, heads_k] = sizes();
-    check_inputs(q, k, v);
-    check_output(y, "y", batch, heads, n_q, d_v);
-    with_workspace(call, stream, [&](const Arrays& arrays) {
-      queue(q, k, v, y, call, arrays, stream);
-      if (allocates_workspace(call))
-        check(cudaMemcpyAsync(m_counts.data(), arrays.checks.counters.counts, sizeof(Counts), cudaMemcpyDeviceToDevice,
-                              stream),
-              "copying counts");
-    });
-  }
-  void backward(const View& q, const View& k, const View& v, const View& dy, const PlanGradients<S>& gradients,
-                const PlanCall& call, cudaStream_t stream) const {
-    m_device.check_current();
-    require(m_backward.has_value(), "gradients: expected a plan with PlanOptions::gradients, got one without");
-    const auto [batch, heads, n_q, n_k, d_v, offset, heads_k] = sizes();
-    check_inputs(q, k, v);
-    check_matrix(dy, "dy", batch, heads, n_q, d_v);
-    check_output(gradients.dq, "dq", batch, heads, n_q, m_model.d());
-    check_output(gradients.dk, "dk", batch, heads_k, n_k, m_model.d());
-    check_output(gradients.dv, "dv", batch, heads_k, n_k, d_v);
-    with_workspace(call, stream, [&](const Arrays& arrays) {
-      const bool* mask = queue_mask(call, arrays, stream);
-      m_backward->queue(parts(), {q, k, v, dy, mask}, gradients, arrays.backward, stream);
-    });
+  void check_options(const PlanOptions& options) const {
+    require(options.tolerance >= 0, "tolerance: expected 0 or more, got ", options.tolerance);
+    if (options.stream_ordered && !device.has_memory_pools)
+      throw BackendError("stream_ordered: expected a device with memory pools (cudaMallocAsync), got one without");
+    const int tiles = model.is_centred() ? 2 : 1;
+    require(FeatureTile::shared(model.d_padded(), tiles, product.on_tensor_cores()) <= device.shared_bytes,
+            "input_dim: expected a size that fits in ", device.shared_bytes, " bytes of shared memory, got ",
+            model.d());
   }
 
-  const Counts* counts(const PlanCall& call) const {
-    return allocates_workspace(call) ? static_cast<const Counts*>(m_counts.data())
-                                     : arrays_of(call).checks.counters.counts;
-  }
-  Counts host_counts(const PlanCall& call, cudaStream_t stream) const {
-    m_device.check_current();
-    return copied_to_host(counts(call), stream);
-  }
+  // the arrays of a call with the sequences padded to n_q queries and n_k keys; empty unless PlanShape::packed
+  struct Padded {
+    int* lengths;                                // [batch]: the numbers of keys
+    DeviceMatrixView<S> q, k, v, y, dq, dk, dv;  // y is dy in backward; dq, dk and dv only with gradients
+  };
 
- private:
   // scratch memory of a call
   struct Arrays {
     std::byte *phi_q, *phi_k;  // in the layout of Product::operand_A() and operand_B()
     int* max_log_scale;        // [z / feature_group]
     bool* present;             // [batch, n_k]: whether a key is no padding; set if a call has lengths
+    Padded padded;
     typename Product<S>::Arrays product;
     typename CheckedProduct<S>::Arrays checks;
     typename ExactPlan<S>::Arrays exact;
-    typename PlanBackward<S>::Arrays backward;
+    typename Backward<S>::Arrays backward;
   };
+
+  Arrays take(Scratch& scratch) const {
+    Arrays arrays{};
+    const int z = model.z();
+    const Counters counters = Counters::take(scratch, z);
+    arrays.present = scratch.take<bool>(model.shape().batch, model.n_k());
+    if (model.shape().packed) arrays.padded = take_padded(scratch);
+    const auto of_forward = [&](Scratch& area) {
+      arrays.phi_q = product.take_A(area);
+      arrays.phi_k = product.take_B(area);
+      arrays.max_log_scale = area.take<int>(model.needs_log_scales() ? z / model.feature_group() : 0);
+      arrays.product = product.take(area);
+      bool* recomputed = area.take<bool>(z, model.n_q());
+      arrays.exact = exact.take(model, area, counters, exact.has_field());
+      int* failed_rows = exact.has_field() ? area.take<int>(z, model.n_q()) : arrays.exact.rows.rows;
+      arrays.checks = checked_product.take(area, recomputed, failed_rows, counters);
+    };
+    const auto of_backward = [&](Scratch& area) {
+      if (backward) arrays.backward = backward->take(parts(), area);
+    };
+    scratch.overlap(of_forward, of_backward);
+    return arrays;
+  }
+  Padded take_padded(Scratch& scratch) const {
+    const PlanShape shape = sizes();
+    const auto array = [&](std::ptrdiff_t heads, std::ptrdiff_t n, std::ptrdiff_t channels) {
+      return DeviceMatrixView<S>(scratch.take<S>(shape.batch, heads, n, channels), shape.batch, heads, n, channels);
+    };
+    const auto of_q = [&](std::ptrdiff_t channels) { return array(shape.heads, shape.n_q, channels); };
+    const auto of_k = [&](std::ptrdiff_t channels) { return array(shape.heads_k, shape.n_k, channels); };
+    const std::ptrdiff_t d = model.d();
+    Padded all{scratch.take<int>(shape.batch), of_q(d), of_k(d), of_k(shape.d_v), of_q(shape.d_v), {}, {}, {}};
+    if (backward) all.dq = of_q(d), all.dk = of_k(d), all.dv = of_k(shape.d_v);
+    return all;
+  }
+
+  // the shape, with the number of heads of keys in the place of heads_k = 0
+  PlanShape sizes() const {
+    PlanShape all = model.shape();
+    all.heads_k = all.heads / all.group();
+    return all;
+  }
+  // the shape of the arrays of a call: that of the plan, or one sequence with the packed tokens
+  PlanShape sizes_of_call(const View& q, const View& k) const {
+    PlanShape all = sizes();
+    if (all.packed) all.batch = 1, all.n_q = q.tokens, all.n_k = k.tokens;
+    return all;
+  }
+
+  void check_inputs(const View& q, const View& k, const View& v, const PlanCall& call) const {
+    const PlanShape shape = sizes_of_call(q, k);
+    check_matrix(q, "q", shape.batch, shape.heads, shape.n_q, model.d());
+    check_matrix(k, "k", shape.batch, shape.heads_k, shape.n_k, model.d());
+    check_matrix(v, "v", shape.batch, shape.heads_k, shape.n_k, shape.d_v);
+    if (!shape.packed) {
+      require(!call.cumulative_lengths && !call.key_cumulative_lengths,
+              "cumulative_lengths: expected a plan with PlanShape::packed, got one without");
+      return;
+    }
+    require(call.cumulative_lengths != nullptr, "cumulative_lengths: expected lengths, got a null pointer");
+    require(!call.key_mask && !call.lengths, "key_mask and lengths: expected none for packed sequences");
+    constexpr std::ptrdiff_t most = std::ptrdiff_t{1} << 30;
+    require(q.tokens <= most && k.tokens <= most, "q and k: expected at most ", most, " tokens, got ", q.tokens,
+            " and ", k.tokens);
+    require(call.key_cumulative_lengths || q.tokens == k.tokens, "k: expected ", q.tokens,
+            " tokens (those of q, without key_cumulative_lengths), got ", k.tokens);
+  }
+
+  // Calls use(q, k, v, call) with the inputs; or if they are packed with the padded ones and their lengths, which it
+  // queues.
+  template <class Use>
+  void with_padded(const View& q, const View& k, const View& v, const PlanCall& call, const Arrays& arrays,
+                   cudaStream_t stream, Use&& use) const {
+    if (!model.shape().packed) return use(q, k, v, call);
+    const Padded& to = arrays.padded;
+    const PackedSequences of_k = packed_keys(call, k);
+    queue_packed_lengths(of_k, to.lengths, stream);
+    queue_unpack<S>(PackedTask<const S>{packed_queries(call, q), q, to.q}, stream);
+    queue_unpack<S>(PackedTask<const S>{of_k, k, to.k}, stream);
+    queue_unpack<S>(PackedTask<const S>{of_k, v, to.v}, stream);
+    use(to.q, to.k, to.v, {.lengths = to.lengths});
+  }
+  // the packed sequences of an array of queries, and of one of keys
+  PackedSequences packed_queries(const PlanCall& call, const View& q) const {
+    return {call.cumulative_lengths, static_cast<int>(model.shape().batch), static_cast<int>(q.tokens)};
+  }
+  PackedSequences packed_keys(const PlanCall& call, const View& k) const {
+    const int* first = call.key_cumulative_lengths ? call.key_cumulative_lengths : call.cumulative_lengths;
+    return {first, static_cast<int>(model.shape().batch), static_cast<int>(k.tokens)};
+  }
 
   // returns the mask of the keys that are no padding; null: no padding. Queues its computation if the call has lengths
   const bool* queue_mask(const PlanCall& call, const Arrays& arrays, cudaStream_t stream) const {
     if (!call.lengths) return call.key_mask;
-    const int sequences = static_cast<int>(shape().batch);
-    queue_present_keys({call.key_mask, call.lengths, sequences, m_model.n_k(), arrays.present}, stream);
+    const int sequences = static_cast<int>(model.shape().batch);
+    queue_present_keys({call.key_mask, call.lengths, sequences, model.n_k(), arrays.present}, stream);
     return arrays.present;
   }
 
   void queue(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y, const PlanCall& call,
              const Arrays& arrays, cudaStream_t stream) const {
-    const Columns<S> U{m_model.shared_by_group(v), queue_mask(call, arrays, stream)};
-    m_product.with_feature_type([&]<class Feature>() { queue_forward<Feature>(q, k, U, y, arrays, stream); });
+    with_padded(q, k, v, call, arrays, stream,
+                [&](const View& of_q, const View& of_k, const View& of_v, const PlanCall& of_rows) {
+                  const Columns<S> U{model.shared_by_group(of_v), queue_mask(of_rows, arrays, stream)};
+                  const DeviceMatrixView<S>& to = model.shape().packed ? arrays.padded.y : y;
+                  product.with_feature_type(
+                      [&]<class Feature>() { queue_forward<Feature>(of_q, of_k, U, to, arrays, stream); });
+                });
+    if (model.shape().packed) queue_pack(PackedTask<S>{packed_queries(call, q), y, arrays.padded.y}, stream);
+  }
+
+  void queue_backward(const View& q, const View& k, const View& v, const View& dy, const PlanGradients<S>& gradients,
+                      const PlanCall& call, const Arrays& arrays, cudaStream_t stream) const {
+    const bool packed = model.shape().packed;
+    const Padded& padded = arrays.padded;
+    if (packed) queue_unpack<S>(PackedTask<const S>{packed_queries(call, q), dy, padded.y}, stream);
+    with_padded(q, k, v, call, arrays, stream,
+                [&](const View& of_q, const View& of_k, const View& of_v, const PlanCall& of_rows) {
+                  const bool* mask = queue_mask(of_rows, arrays, stream);
+                  const PlanGradients<S> to{padded.dq, padded.dk, padded.dv, gradients.parameters};
+                  backward->queue(parts(), {of_q, of_k, of_v, packed ? View(padded.y) : dy, mask},
+                                  packed ? to : gradients, arrays.backward, stream);
+                });
+    if (!packed) return;
+    queue_pack(PackedTask<S>{packed_queries(call, q), gradients.dq, padded.dq}, stream);
+    queue_pack(PackedTask<S>{packed_keys(call, k), gradients.dk, padded.dk}, stream);
+    queue_pack(PackedTask<S>{packed_keys(call, k), gradients.dv, padded.dv}, stream);
   }
 
   // loads the kernels of all calls, so that the first one can be captured in a graph
@@ -161,108 +222,74 @@ class AttentionPlan<S>::Implementation {
     const std::uintptr_t nowhere = Scratch::alignment;  // an address of memory that is not accessed
     Scratch scratch(reinterpret_cast<void*>(nowhere));
     const Arrays arrays = take(scratch);
-    const auto [batch, heads, n_q, n_k, d_v, offset, heads_k] = sizes();
-    const std::ptrdiff_t d = m_model.d();
-    S* const array = reinterpret_cast<S*>(nowhere);
-    const DeviceMatrixView<S> of_q(array, batch, heads, n_q, d), of_k(array, batch, heads_k, n_k, d),
-        of_v(array, batch, heads_k, n_k, d_v), of_y(array, batch, heads, n_q, d_v);
+    const PlanShape shape = sizes();
+    const std::ptrdiff_t batch = shape.packed ? 1 : shape.batch, heads = shape.heads, heads_k = shape.heads_k;
+    const auto array = [&](std::ptrdiff_t of_heads, std::ptrdiff_t n, std::ptrdiff_t channels) {
+      return DeviceMatrixView<S>(reinterpret_cast<S*>(nowhere), batch, of_heads, n, channels);
+    };
+    const DeviceMatrixView<S> q = array(heads, shape.n_q, model.d()), k = array(heads_k, shape.n_k, model.d()),
+                              v = array(heads_k, shape.n_k, shape.d_v), y = array(heads, shape.n_q, shape.d_v);
+    DeviceMatrixView<S> unaligned = y;  // other kernels store y if its rows are not aligned to 16 bytes
+    ++unaligned.data;
     const PlanCall with_lengths{.lengths = reinterpret_cast<const int*>(nowhere)};
-    for (S* const at : {array, array + 1})  // other kernels store y if its rows are not aligned to 16 bytes
-      queue(of_q, of_k, of_v, {at, batch, heads, n_q, d_v}, with_lengths, arrays, stream);
-    if (!m_backward) return;
-    const PlanGradients<S> gradients{of_q, of_k, of_v, reinterpret_cast<float*>(nowhere)};
-    m_backward->queue(parts(), {of_q, of_k, of_v, of_y, nullptr}, gradients, arrays.backward, stream);
+    queue(q, k, v, y, with_lengths, arrays, stream);
+    queue(q, k, v, unaligned, with_lengths, arrays, stream);
+    if (backward) queue_backward(q, k, v, y, {q, k, v, reinterpret_cast<float*>(nowhere)}, {}, arrays, stream);
   }
 
-  // Queues the features, the sums and y = N / D. With a field, m_exact.queue() recomputes the rows that fail; else
-  // m_exact.queue_rows() recomputes the rows whose D underflows.
+  // Queues the features, the sums and y = N / D. With a field, exact.queue() recomputes the rows that fail; else
+  // exact.queue_rows() recomputes the rows whose D underflows.
   template <class Feature>
   void queue_forward(const View& q, const View& k, const Columns<S>& U, const DeviceMatrixView<S>& y,
                      const Arrays& arrays, cudaStream_t stream) const {
-    const int n_q = m_model.n_q(), n_k = m_model.n_k(), z = m_model.z();
+    const int n_q = model.n_q(), n_k = model.n_k(), z = model.z();
     Feature *phi_q = reinterpret_cast<Feature*>(arrays.phi_q), *phi_k = reinterpret_cast<Feature*>(arrays.phi_k);
     const Counters& counters = arrays.checks.counters;
     counters.queue_clear(z, stream);
-    FeatureTask<S, Feature> queries = m_model.features<S>(q, true, U.mask, nullptr, phi_q, m_product.stride(n_q)),
-                            keys = m_model.features<S>(k, false, U.mask, arrays.max_log_scale, phi_k,
-                                                       m_product.stride(n_k));
-    m_exact.prepare(m_model, queries, keys, arrays.exact, stream);
+    FeatureTask<S, Feature> queries = model.features<S>(q, true, U.mask, nullptr, phi_q, product.stride(n_q)),
+                            keys =
+                                model.features<S>(k, false, U.mask, arrays.max_log_scale, phi_k, product.stride(n_k));
+    exact.prepare(model, queries, keys, arrays.exact, stream);
     queue_features(queries, keys, z, stream);
-    const typename ExactPlan<S>::template Inputs<Feature> inputs{queries, keys, U, m_product};
+    const typename ExactPlan<S>::template Inputs<Feature> inputs{queries, keys, U, product};
     CheckedSums sums{arrays.product.sums};
-    if (m_exact.has_field())
-      sums = m_exact.queue(m_model, inputs, arrays.product, m_checked_product, arrays.checks, arrays.exact, stream);
+    if (exact.has_field())
+      sums = exact.queue(model, inputs, arrays.product, checked_product, arrays.checks, arrays.exact, stream);
     else if constexpr (std::is_same_v<Feature, float>)
-      sums = m_checked_product.queue(m_product, phi_q, phi_k, U, arrays.product, arrays.checks, stream);
+      sums = checked_product.queue(product, phi_q, phi_k, U, arrays.product, arrays.checks, stream);
     else
-      m_product.queue(phi_q, phi_k, U, arrays.product, stream);
-    queue_normalize(NormalizeTask<S>{sums, m_model.positive(), y, m_exact.has_field() ? RowList{} : arrays.exact.rows,
-                                     m_model.attention_mask(U.mask), counters.counts},
+      product.queue(phi_q, phi_k, U, arrays.product, stream);
+    queue_normalize(NormalizeTask<S>{sums, model.positive(), y, exact.has_field() ? RowList{} : arrays.exact.rows,
+                                     model.attention_mask(U.mask), counters.counts},
                     stream);
-    if (!m_exact.has_field()) m_exact.queue_rows(m_model, inputs, sums, y, counters.counts, arrays.exact, stream);
-  }
-
-  // the shape, with the number of heads of keys in the place of heads_k = 0
-  PlanShape sizes() const {
-    PlanShape all = shape();
-    all.heads_k = all.heads / all.group();
-    return all;
-  }
-
-  void check_inputs(const View& q, const View& k, const View& v) const {
-    const auto [batch, heads, n_q, n_k, d_v, offset, heads_k] = sizes();
-    check_matrix(q, "q", batch, heads, n_q, m_model.d());
-    check_matrix(k, "k", batch, heads_k, n_k, m_model.d());
-    check_matrix(v, "v", batch, heads_k, n_k, d_v);
+    if (!exact.has_field()) exact.queue_rows(model, inputs, sums, y, counters.counts, arrays.exact, stream);
   }
 
   // recomputes everything that depends on the weights of lags
   void queue_weights(cudaStream_t stream) const {
-    m_product.queue_spectrum(stream);
-    m_checked_product.queue_weights(m_model.bias(), stream);
-    m_exact.queue_weights(stream);
-    if (m_backward) m_backward->queue_weights(stream);
+    product.queue_spectrum(stream);
+    checked_product.queue_weights(model.bias(), stream);
+    exact.queue_weights(stream);
+    if (backward) backward->queue_weights(stream);
   }
 
-  ForwardParts<S> parts() const { return {m_model, m_product, m_checked_product, m_exact}; }
-
-  Arrays take(Scratch& scratch) const {
-    Arrays arrays{};
-    const int z = m_model.z();
-    const Counters counters = Counters::take(scratch, z);
-    arrays.present = scratch.take<bool>(shape().batch, m_model.n_k());
-    const auto forward = [&](Scratch& area) {
-      arrays.phi_q = m_product.take_A(area);
-      arrays.phi_k = m_product.take_B(area);
-      arrays.max_log_scale = area.take<int>(m_model.needs_log_scales() ? z / m_model.feature_group() : 0);
-      arrays.product = m_product.take(area);
-      bool* recomputed = area.take<bool>(z, m_model.n_q());
-      arrays.exact = m_exact.take(m_model, area, counters, m_exact.has_field());
-      int* failed_rows = m_exact.has_field() ? area.take<int>(z, m_model.n_q()) : arrays.exact.rows.rows;
-      arrays.checks = m_checked_product.take(area, recomputed, failed_rows, counters);
-    };
-    const auto backward = [&](Scratch& area) {
-      if (m_backward) arrays.backward = m_backward->take(parts(), area);
-    };
-    scratch.overlap(forward, backward);
-    return arrays;
-  }
+  ForwardParts<S> parts() const { return {model, product, checked_product, exact}; }
 
   // whether a call allocates its workspace
-  bool allocates_workspace(const PlanCall& call) const { return m_counts.data() && !call.workspace; }
+  bool allocates_workspace(const PlanCall& call) const { return counts.data() && !call.workspace; }
 
   // Calls use(arrays) with arrays in the workspace of the call. If the call allocates the workspace, frees it
   // afterwards.
   template <class Use>
   void with_workspace(const PlanCall& call, cudaStream_t stream, Use&& use) const {
     if (!allocates_workspace(call)) return use(arrays_of(call));
-    const StreamMemory memory(m_bytes, stream);
+    const StreamMemory memory(bytes, stream);
     const Arrays arrays = arrays_of({.workspace = memory.data()});
     use(arrays);
   }
 
   Arrays arrays_of(const PlanCall& call) const {
-    void* memory = call.workspace ? call.workspace : m_workspace.data();
+    void* memory = call.workspace ? call.workspace : workspace.data();
     require(memory != nullptr,
             "workspace: expected memory from the call, since the plan owns none, got a null pointer");
     require(reinterpret_cast<std::uintptr_t>(memory) % Scratch::alignment == 0,
@@ -271,16 +298,16 @@ class AttentionPlan<S>::Implementation {
     return take(scratch);
   }
 
-  Device m_device;
-  DeviceModel m_model;
-  Engine m_engine;
-  Product<S> m_product;
-  CheckedProduct<S> m_checked_product;
-  ExactPlan<S> m_exact;
-  std::optional<PlanBackward<S>> m_backward;
-  DeviceMemory m_workspace;
-  DeviceMemory m_counts;  // Counts, if calls allocate their workspace; else none
-  std::size_t m_bytes = 0;
+  Device device;
+  DeviceModel model;
+  Engine engine;
+  Product<S> product;
+  CheckedProduct<S> checked_product;
+  ExactPlan<S> exact;
+  std::optional<Backward<S>> backward;
+  DeviceMemory workspace;
+  DeviceMemory counts;  // Counts, if calls allocate their workspace; else none
+  std::size_t bytes = 0;
 };
 
 template <Storage S>
@@ -289,41 +316,67 @@ AttentionPlan<S>::AttentionPlan(AttentionModel model, const PlanShape& shape, co
     : m_implementation(std::make_shared<Implementation>(std::move(model), shape, options, stream)) {}
 template <Storage S>
 const AttentionModel& AttentionPlan<S>::model() const {
-  return m_implementation->model();
+  return m_implementation->model.model();
 }
 template <Storage S>
 const PlanShape& AttentionPlan<S>::shape() const {
-  return m_implementation->shape();
+  return m_implementation->model.shape();
 }
 template <Storage S>
 Engine AttentionPlan<S>::engine() const {
-  return m_implementation->engine();
+  return m_implementation->engine;
 }
 template <Storage S>
 std::size_t AttentionPlan<S>::workspace_bytes() const {
-  return m_implementation->workspace_bytes();
+  return m_implementation->bytes;
 }
 template <Storage S>
 void AttentionPlan<S>::set_parameters(const float* parameters, cudaStream_t stream) {
-  m_implementation->set_parameters(parameters, stream);
+  m_implementation->device.check_current();
+  m_implementation->model.queue_parameters(parameters, stream);
+  m_implementation->queue_weights(stream);
 }
 template <Storage S>
 void AttentionPlan<S>::forward(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y,
                                const PlanCall& call, cudaStream_t stream) const {
-  m_implementation->forward(q, k, v, y, call, stream);
+  const Implementation& plan = *m_implementation;
+  plan.device.check_current();
+  plan.check_inputs(q, k, v, call);
+  const PlanShape shape = plan.sizes_of_call(q, k);
+  check_output(y, "y", shape.batch, shape.heads, shape.n_q, shape.d_v);
+  plan.with_workspace(call, stream, [&](const auto& arrays) {
+    plan.queue(q, k, v, y, call, arrays, stream);
+    if (plan.allocates_workspace(call))
+      check(cudaMemcpyAsync(plan.counts.data(), arrays.checks.counters.counts, sizeof(Counts), cudaMemcpyDeviceToDevice,
+                            stream),
+            "copying counts");
+  });
 }
 template <Storage S>
 void AttentionPlan<S>::backward(const View& q, const View& k, const View& v, const View& dy,
                                 const PlanGradients<S>& gradients, const PlanCall& call, cudaStream_t stream) const {
-  m_implementation->backward(q, k, v, dy, gradients, call, stream);
+  const Implementation& plan = *m_implementation;
+  plan.device.check_current();
+  require(plan.backward.has_value(), "gradients: expected a plan with PlanOptions::gradients, got one without");
+  plan.check_inputs(q, k, v, call);
+  const PlanShape shape = plan.sizes_of_call(q, k);
+  check_matrix(dy, "dy", shape.batch, shape.heads, shape.n_q, shape.d_v);
+  check_output(gradients.dq, "dq", shape.batch, shape.heads, shape.n_q, plan.model.d());
+  check_output(gradients.dk, "dk", shape.batch, shape.heads_k, shape.n_k, plan.model.d());
+  check_output(gradients.dv, "dv", shape.batch, shape.heads_k, shape.n_k, shape.d_v);
+  plan.with_workspace(call, stream,
+                      [&](const auto& arrays) { plan.queue_backward(q, k, v, dy, gradients, call, arrays, stream); });
 }
 template <Storage S>
 const Counts* AttentionPlan<S>::counts(const PlanCall& call) const {
-  return m_implementation->counts(call);
+  const Implementation& plan = *m_implementation;
+  return plan.allocates_workspace(call) ? static_cast<const Counts*>(plan.counts.data())
+                                        : plan.arrays_of(call).checks.counters.counts;
 }
 template <Storage S>
 Counts AttentionPlan<S>::host_counts(const PlanCall& call, cudaStream_t stream) const {
-  return m_implementation->host_counts(call, stream);
+  m_implementation->device.check_current();
+  return copied_to_host(counts(call), stream);
 }
 
 }  // namespace nprf::cuda

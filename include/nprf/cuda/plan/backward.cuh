@@ -5,18 +5,20 @@
 #include <cstddef>
 #include <optional>
 
+#include "nprf/config.hpp"
+#include "nprf/core/error.hpp"
 #include "nprf/cuda/attention/checked_product.cuh"
-#include "nprf/cuda/attention/exact/backward.cuh"
-#include "nprf/cuda/attention/recompute_tiled.cuh"
 #include "nprf/cuda/device/device_matrix.hpp"
-#include "nprf/cuda/device/kernel_loading.hpp"
 #include "nprf/cuda/device/runtime.hpp"
 #include "nprf/cuda/device/scratch.hpp"
-#include "nprf/cuda/feature_map/backward.cuh"
-#include "nprf/cuda/plan/backward_inputs.cuh"
 #include "nprf/cuda/plan/device_model.cuh"
 #include "nprf/cuda/plan/exact_pairs.cuh"
 #include "nprf/cuda/plan/options.cuh"
+#include "nprf/cuda/toeplitz/product.cuh"
+#if NPRF_CUDA_GRADIENTS
+#include "nprf/cuda/attention/exact/backward.cuh"
+#include "nprf/cuda/attention/recompute_tiled.cuh"
+#include "nprf/cuda/feature_map/backward.cuh"
 #include "nprf/cuda/position/backward.cuh"
 #include "nprf/cuda/toeplitz/backward/gradient_products.cuh"
 #include "nprf/cuda/toeplitz/backward/gradients.cuh"
@@ -24,10 +26,27 @@
 #include "nprf/cuda/toeplitz/backward/lags_of_grid.cuh"
 #include "nprf/cuda/toeplitz/backward/lags_tiled.cuh"
 #include "nprf/cuda/toeplitz/backward/selected_queries.cuh"
-#include "nprf/cuda/toeplitz/product.cuh"
+#endif
 
 namespace nprf::cuda {
 
+/// The inputs of AttentionPlan::backward.
+template <Storage S>
+struct BackwardInputs {
+  DeviceMatrixView<const S> q, k, v, dy;
+  const bool* key_mask;  // [batch, n_k]: false is padding; null: no padding
+};
+
+/// The parts of a plan that its backward pass uses.
+template <Storage S>
+struct ForwardParts {
+  const DeviceModel& model;
+  const Product<S>& product;
+  const CheckedProduct<S>& checked_product;
+  const ExactPlan<S>& exact;
+};
+
+#if NPRF_CUDA_GRADIENTS
 /// Computes the gradients of y = N / D, where [N D] = Y = ((A B^T) o C) U and U = [V 1], from G = dL/dY: by three
 /// products with the weights and the engine of Y (GradientProducts), and by sums over the pairs of each lag. The
 /// backward pass takes about four times the time of the forward pass, which it repeats. With
@@ -239,7 +258,7 @@ class Backward {
     float* db = pairs.db;
     const bool has_db = db != nullptr;
     if (has_db && model.places().is_grid())
-      queue_grid_lag_gradients({A, B, G, U, H, selected, model.weights(), z, model.positions(), db}, stream);
+      queue_grid_lag_gradients({{A, B, G, U}, H, selected, model.weights(), z, model.positions(), db}, stream);
     else if (has_db && computes_tensor_Y(forward))
       in_float(forward.product)
           .queue_states(arrays.phi_q, arrays.phi_k, {model.shared_by_group(inputs.v), inputs.key_mask}, arrays.Y,
@@ -369,5 +388,22 @@ class Backward {
   LagCorrelations m_correlation;  // this and the following members: FFT engines only
   int m_parts_of_dA = 1, m_extra_parts = 0, m_blocks = 0;
 };
+#else
+/// Takes the place of Backward above, so that no kernels of gradients are compiled. The constructor throws
+/// InvalidArgument.
+template <Storage S>
+class Backward {
+ public:
+  Backward(const Device&, const DeviceModel&, const Product<S>&, std::size_t, bool) {
+    throw InvalidArgument("gradients: expected a program compiled with NPRF_CUDA_GRADIENTS=1, got 0");
+  }
+
+  struct Arrays {};
+  Arrays take(const ForwardParts<S>&, Scratch&) const { return {}; }
+  void queue_weights(cudaStream_t) const {}
+  void queue(const ForwardParts<S>&, const BackwardInputs<S>&, const PlanGradients<S>&, const Arrays&,
+             cudaStream_t) const {}
+};
+#endif
 
 }  // namespace nprf::cuda

@@ -19,7 +19,7 @@ namespace nprf::cuda {
 namespace detail {
 
 inline void check_shape(const PlanShape& shape) {
-  const auto& [batch, heads, n_q, n_k, d_v, offset, heads_k] = shape;
+  const auto& [batch, heads, n_q, n_k, d_v, offset, heads_k, packed] = shape;
   constexpr std::ptrdiff_t most = std::ptrdiff_t{1} << 28, most_blocks = 65535;
   for (const auto& [name, size] : {std::pair{"n_q", n_q}, {"n_k", n_k}})
     require(size >= 0 && size <= most, name, ": expected 0 to 2^28, got ", size);

@@ -136,7 +136,7 @@ class DecodePlan {
   std::size_t bytes() const;
 
  private:
-  class Implementation;  // decode_plan_definition.cuh
+  struct Implementation;  // decode_plan_definition.cuh
 
   std::shared_ptr<Implementation> m_implementation;  // has one owner; a unique_ptr would need the complete class
 };

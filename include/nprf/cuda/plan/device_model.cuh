@@ -19,7 +19,6 @@
 #include "nprf/cuda/plan/position_tables.hpp"
 #include "nprf/cuda/position/attention_mask.cuh"
 #include "nprf/cuda/position/backward.cuh"
-#include "nprf/cuda/position/band.cuh"
 #include "nprf/cuda/position/lag_weights.cuh"
 #include "nprf/cuda/position/toeplitz_weights.cuh"
 #include "nprf/cuda/position/token_places.cuh"
@@ -69,7 +68,7 @@ class DeviceModel {
   int entries() const { return lags() + m_places.border_size(); }
   /// The slope of the bias outside of the band. It is read from the parameters on the device.
   TailSlope tail_slope() const {
-    return position().linear ? TailSlope{m_parameters, positions() > 1 ? 1 : 0} : TailSlope{};
+    return position().linear ? TailSlope{m_arrays.parameters, positions() > 1 ? 1 : 0} : TailSlope{};
   }
   /// The weights exp(b - max b) of the lags -(n_q - 1) .. n_k - 1, or of a grid those of all differences of slots, for
   /// one position of model() with its parameters at construction. Near lags have the weight 0.
@@ -116,14 +115,15 @@ class DeviceModel {
     require(parameters != nullptr || parameter_count() == 0, "parameters: expected data, got a null pointer");
     const std::size_t bytes = sizeof(float) * m_model.positions.size() * static_cast<std::size_t>(parameter_count());
     if (bytes > 0)
-      check(cudaMemcpyAsync(m_parameters, parameters, bytes, cudaMemcpyDeviceToDevice, stream), "copying parameters");
-    queue_weights({bias(), m_weights, m_weight_bias, m_bias_maxima}, stream);
+      check(cudaMemcpyAsync(m_arrays.parameters, parameters, bytes, cudaMemcpyDeviceToDevice, stream),
+            "copying parameters");
+    queue_weights({bias(), m_arrays.weights, m_arrays.weight_bias, m_arrays.bias_maxima}, stream);
   }
 
   /// The biases of the lags j - i = -(n_q - 1) .. n_k - 1, or of a grid those of all differences of slots.
   DeviceBias bias() const {
-    return {m_parameters,
-            m_index,
+    return {m_arrays.parameters,
+            m_arrays.index,
             positions(),
             parameter_count(),
             lags(),
@@ -135,12 +135,13 @@ class DeviceModel {
             {m_lags.near.width, m_lags.near.pitch, 0}};
   }
   /// [position], on the device: the bias at which a weight is 1.
-  const double* weight_bias() const { return m_weight_bias; }
+  const double* weight_bias() const { return m_arrays.weight_bias; }
   DeviceWeights weights() const {
-    DeviceWeights c{m_weights, positions() > 1 ? entries() : 0, lags(), first_lag(), 1, first_lag(), last_attended()};
+    DeviceWeights c{m_arrays.weights, positions() > 1 ? entries() : 0, lags(), first_lag(), 1, first_lag(),
+                    last_attended()};
     if (!m_places.is_grid()) return c;
     c.first_attended = 1 - n_q(), c.last_attended = is_causal() ? 0 : n_k() - 1;  // of tokens
-    c.places = m_places, c.border = m_weights + lags();
+    c.places = m_places, c.border = m_arrays.weights + lags();
     return c;
   }
 
@@ -149,7 +150,7 @@ class DeviceModel {
   /// The task that computes the gradients of parameters [position, parameter] from db [position, entry], the gradients
   /// of biases, and from LagGradients::moments(). The model must have been made for gradients.
   ParameterGradientTask parameter_gradients(const float* db, const float* moments, float* gradients) const {
-    return {db, moments, m_order, m_start, parameter_count(), entries(), first_position_lag(), gradients};
+    return {db, moments, m_arrays.order, m_arrays.start, parameter_count(), entries(), first_position_lag(), gradients};
   }
 
   /// The task that computes the features of queries or of keys. It stores the largest log-scales of keys in
@@ -160,9 +161,9 @@ class DeviceModel {
     const float scale = falls_back_to_softmax() ? static_cast<float>(std::pow(static_cast<double>(d()), -0.25)) : 1.0f;
     return {queries ? Operand<S>(x) : shared_by_group(x),
             queries ? nullptr : key_mask,
-            m_w,
+            m_arrays.w,
             shares_map() ? 0 : static_cast<std::ptrdiff_t>(map().m) * d_padded(),
-            m_w_groups,
+            m_arrays.w_groups,
             shares_map() ? 0 : static_cast<std::ptrdiff_t>(map().m + 7) / 8 * 8 * d_padded(),
             map().kind,
             traits(),
@@ -210,12 +211,25 @@ class DeviceModel {
   DeviceCentring centring(bool queries) const {
     if (!is_centred()) return {};
     const std::ptrdiff_t size = static_cast<std::ptrdiff_t>(DeviceCentring::size(d(), d_padded()));
-    return {m_centring + (queries ? 0 : size), shares_map() ? 0 : 2 * size};
+    return {m_arrays.centring + (queries ? 0 : size), shares_map() ? 0 : 2 * size};
   }
   DeviceQuadratic quadratic() const {
     if (!is_quadratic()) return {};
-    return {m_coordinates, m_quadratic, shares_map() ? 0 : 1 + map().second + d(), map().second};
+    return {m_arrays.coordinates, m_arrays.quadratic, shares_map() ? 0 : 1 + map().second + d(), map().second};
   }
+
+  // arrays on the device, in m_memory; null if the model has none of these
+  struct Arrays {
+    float *w, *w_groups;                // w and w_groups of FeatureTask for all maps
+    float *centring, *quadratic;        // as in DeviceCentring and DeviceQuadratic
+    uint2* coordinates;                 // [r]
+    float* weights;                     // [position, entries]
+    double *weight_bias, *bias_maxima;  // [position] [position, part]
+    float* parameters;                  // [position, parameter]
+    std::int32_t* index;                // [entries]
+    std::int32_t *order, *start;        // [entries] [parameters + 1], for gradients
+    std::int32_t *slots, *tokens;       // as in TokenPlaces
+  };
 
   bool is_causal() const { return m_model.direction == Direction::causal; }
 
@@ -288,43 +302,30 @@ class DeviceModel {
     std::vector<std::int32_t> order, start;
     if (gradients && !index.empty()) sort_lags(index, parameter_count(), order, start);
 
+    const auto for_each_copied = [&](auto&& f) {
+      f(m_arrays.w, w), f(m_arrays.w_groups, w_groups), f(m_arrays.centring, centring);
+      f(m_arrays.quadratic, quadratic), f(m_arrays.coordinates, coordinates);
+      f(m_arrays.parameters, parameters), f(m_arrays.index, index), f(m_arrays.order, order), f(m_arrays.start, start);
+      f(m_arrays.slots, slots), f(m_arrays.tokens, tokens);
+    };
     const auto take = [&](Scratch scratch) {
-      m_w = scratch.take<float>(w.size());
-      m_w_groups = scratch.take<float>(w_groups.size());
-      m_centring = scratch.take<float>(centring.size());
-      m_quadratic = scratch.take<float>(quadratic.size());
-      m_coordinates = scratch.take<uint2>(coordinates.size());
-      m_weight_bias = scratch.take<double>(m_model.positions.size());
-      m_bias_maxima = scratch.take<double>(m_model.positions.size() * WeightsTask::most_parts);
-      m_weights = scratch.take<float>(m_model.positions.size() * static_cast<std::size_t>(entries()));
-      m_index = index.empty() ? nullptr : scratch.take<std::int32_t>(index.size());
-      m_order = order.empty() ? nullptr : scratch.take<std::int32_t>(order.size());
-      m_start = start.empty() ? nullptr : scratch.take<std::int32_t>(start.size());
-      m_parameters = scratch.take<float>(parameters.size());
-      m_slots_on_device = slots.empty() ? nullptr : scratch.take<std::int32_t>(slots.size());
-      m_tokens = slots.empty() ? nullptr : scratch.take<std::int32_t>(tokens.size());
+      for_each_copied([&]<class T>(T*& to, const std::vector<T>& from) {
+        to = from.empty() ? nullptr : scratch.take<T>(from.size());
+      });
+      m_arrays.weight_bias = scratch.take<double>(m_model.positions.size());
+      m_arrays.bias_maxima = scratch.take<double>(m_model.positions.size() * WeightsTask::most_parts);
+      m_arrays.weights = scratch.take<float>(m_model.positions.size() * static_cast<std::size_t>(entries()));
       return scratch.bytes();
     };
     m_memory = DeviceMemory(take(Scratch()));
     take(Scratch(m_memory.data()));
-    const auto copy = [&](auto* to, const auto& from) {
+    for_each_copied([&](auto* to, const auto& from) {
       if (!from.empty())
         check(cudaMemcpyAsync(to, from.data(), from.size() * sizeof(from[0]), cudaMemcpyHostToDevice, stream),
               "copying the model to the device");
-    };
-    copy(m_w, w);
-    copy(m_w_groups, w_groups);
-    copy(m_centring, centring);
-    copy(m_quadratic, quadratic);
-    copy(m_coordinates, coordinates);
-    copy(m_index, index);
-    copy(m_order, order);
-    copy(m_start, start);
-    copy(m_parameters, parameters);
-    copy(m_slots_on_device, slots);
-    copy(m_tokens, tokens);
-    m_places.slots = m_slots_on_device, m_places.tokens = m_tokens;
-    queue_weights({bias(), m_weights, m_weight_bias, m_bias_maxima}, stream);
+    });
+    m_places.slots = m_arrays.slots, m_places.tokens = m_arrays.tokens;
+    queue_weights({bias(), m_arrays.weights, m_arrays.weight_bias, m_arrays.bias_maxima}, stream);
     check(cudaStreamSynchronize(stream), "copying the model to the device");
   }
 
@@ -338,15 +339,7 @@ class DeviceModel {
   float m_shift = 0;  // replaces the largest log-scale of the keys, unless m_needs_log_scales
   DeviceMemory m_memory;
   ProjectionParts m_parts;
-  float *m_w = nullptr, *m_w_groups = nullptr;                     // w and w_groups of FeatureTask for all maps
-  float *m_centring = nullptr, *m_quadratic = nullptr;             // as in DeviceCentring and DeviceQuadratic
-  uint2* m_coordinates = nullptr;                                  // [r]
-  float* m_weights = nullptr;                                      // [position, entries]
-  double *m_weight_bias = nullptr, *m_bias_maxima = nullptr;       // [position] [position, part]
-  float* m_parameters = nullptr;                                   // [position, parameter]
-  std::int32_t* m_index = nullptr;                                 // [entries]
-  std::int32_t *m_order = nullptr, *m_start = nullptr;             // [entries] [parameters + 1], for gradients
-  std::int32_t *m_slots_on_device = nullptr, *m_tokens = nullptr;  // as in TokenPlaces
+  Arrays m_arrays{};
 };
 
 }  // namespace nprf::cuda

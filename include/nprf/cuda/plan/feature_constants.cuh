@@ -12,8 +12,7 @@
 #include "nprf/cuda/device/arithmetic.cuh"
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/device/runtime.hpp"
-#include "nprf/cuda/feature_map/centring.cuh"
-#include "nprf/cuda/feature_map/quadratic.cuh"
+#include "nprf/cuda/feature_map/constants.cuh"
 #include "nprf/cuda/feature_map/tensor_projection.cuh"
 #include "nprf/cuda/model.hpp"
 
@@ -54,7 +53,7 @@ inline ProjectionSizes projection_sizes(const AttentionModel& model) {
 enum class FarKeys { in_tiles, in_states };
 
 /// Whether features that do not depend on the largest log-scale of the keys can be stored in half, multiplied by 2^14
-/// (device/half_range.cuh): whether the features are below 4, and the error bound of weights is below that of weights
+/// (device/scales.cuh): whether the features are below 4, and the error bound of weights is below that of weights
 /// from features in bfloat16.
 ///
 /// In half a feature has a relative error of up to 2^-11, or an absolute one of up to 2^-39. Exponential features of

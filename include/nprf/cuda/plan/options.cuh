@@ -10,12 +10,14 @@
 
 namespace nprf::cuda {
 
-/// The sizes of an AttentionPlan or a PackedPlan.
+/// The sizes of an AttentionPlan.
 struct PlanShape {
   std::ptrdiff_t batch = 1, heads = 1, n_q = 0, n_k = 0, d_v = 0;
   std::ptrdiff_t offset = 0;   // query i has position i + offset, key j has position j
   std::ptrdiff_t heads_k = 0;  // heads of keys and values: heads / heads_k heads of queries next to each other share
                                // one of them (grouped queries); 0: as many as `heads`
+  bool packed = false;  // whether calls pass `batch` sequences of at most n_q queries and n_k keys, each of which
+                        // attends to itself alone, in one array [1, heads, tokens, channels] (PlanCall)
 
   /// How many heads of queries share a head of keys and values.
   std::ptrdiff_t group() const { return heads_k > 0 ? heads / heads_k : 1; }
@@ -43,6 +45,9 @@ struct PlanCall {
                                    // null: no such padding
   void* workspace = nullptr;       // on the device, workspace_bytes() long, aligned to 256 bytes; null: use the plan's,
                                    // or with PlanOptions::stream_ordered allocate one
+  const int* cumulative_lengths = nullptr;  // with PlanShape::packed, on the device, [batch + 1]: 0, n_1, n_1 + n_2,
+                                            // ..., for n_b queries of sequence b; else null
+  const int* key_cumulative_lengths = nullptr;  // the same for keys; null: as many keys as queries
 };
 
 /// The outputs of AttentionPlan::backward.

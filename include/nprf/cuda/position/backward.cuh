@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "nprf/cuda/device/launch.cuh"
+#include "nprf/cuda/device/reductions.cuh"
 
 namespace nprf::cuda {
 
@@ -25,7 +26,6 @@ struct ParameterGradientTask {
 template <int threads>
 __global__ void __launch_bounds__(threads) parameter_gradients_kernel(ParameterGradientTask task) {
   start_kernel();
-  double* sums = shared_memory<double>();
   const int parameter = static_cast<int>(blockIdx.x), position = static_cast<int>(blockIdx.y);
   const int thread = static_cast<int>(threadIdx.x);
   const float* db = task.db + static_cast<std::ptrdiff_t>(position) * task.size;
@@ -38,13 +38,9 @@ __global__ void __launch_bounds__(threads) parameter_gradients_kernel(ParameterG
   if (thread == 0 && task.moments)
     for (int side = 0; side < 2; ++side)
       sum -= static_cast<double>(task.moments[side * static_cast<int>(gridDim.y) + position]);
-  sums[thread] = sum;
-  for (int half = threads / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (thread < half) sums[thread] += sums[thread + half];
-  }
+  sum = over_block<threads>(shared_memory<double>(), sum, Sum());
   if (thread == 0)
-    task.gradients[static_cast<std::ptrdiff_t>(position) * task.count + parameter] = static_cast<float>(sums[0]);
+    task.gradients[static_cast<std::ptrdiff_t>(position) * task.count + parameter] = static_cast<float>(sum);
 }
 
 /// Queues parameter_gradients_kernel, with a single warp for each parameter if few lags share a parameter.

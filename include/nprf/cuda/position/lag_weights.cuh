@@ -8,6 +8,7 @@
 #include "nprf/core/lags.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/cuda/device/launch.cuh"
+#include "nprf/cuda/device/reductions.cuh"
 #include "nprf/cuda/device/storage.cuh"
 #include "nprf/cuda/position/token_places.cuh"
 
@@ -90,19 +91,14 @@ struct WeightsTask {
 template <int threads>
 __global__ void __launch_bounds__(threads) largest_biases_kernel(WeightsTask task) {
   start_kernel();
-  double* largest = shared_memory<double>();
   const int t = static_cast<int>(threadIdx.x), head = static_cast<int>(blockIdx.y), part = static_cast<int>(blockIdx.x);
   const int first = part * threads + t, step = static_cast<int>(gridDim.x) * threads;
   double max_bias = minus_infinity;
 #pragma unroll 4
   for (int k = first; k < task.b.size; k += step) max_bias = fmax(max_bias, task.b(head, k));
   for (int e = first; e < task.b.places.outside; e += step) max_bias = fmax(max_bias, task.b.border(head, e, 1));
-  largest[t] = max_bias;
-  for (int half = threads / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (t < half) largest[t] = fmax(largest[t], largest[t + half]);
-  }
-  if (t == 0) task.maxima[head * WeightsTask::most_parts + part] = largest[0];
+  max_bias = over_block<threads>(shared_memory<double>(), max_bias, Largest());
+  if (t == 0) task.maxima[head * WeightsTask::most_parts + part] = max_bias;
 }
 
 /// Computes the weights of each part of the lags. blockIdx.x: the part, blockIdx.y: the head.

@@ -6,10 +6,23 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "nprf/cuda/device/count_below.cuh"
 #include "nprf/cuda/device/device_code.hpp"
 
 namespace nprf::cuda {
+
+/// How many of the first `count` entries of an ascending list are less than x: std::lower_bound, which not every
+/// compiler of these headers has on the device. O(log count).
+__device__ __forceinline__ int count_below(const int* list, int count, int x) {
+  int first = 0;
+  while (first < count) {
+    const int middle = (first + count) / 2;
+    if (list[middle] < x)
+      first = middle + 1;
+    else
+      count = middle;
+  }
+  return first;
+}
 
 /// The slots of tokens. In a sequence token i has slot i. In a grid the first `outside` tokens have no slot, and lags
 /// are differences of the slots of the others. Pairs of a query and a key, of which at least one has no slot, have

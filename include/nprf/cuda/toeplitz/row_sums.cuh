@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "nprf/cuda/device/call_counters.cuh"
+#include "nprf/cuda/device/scales.cuh"
 
 namespace nprf::cuda {
 

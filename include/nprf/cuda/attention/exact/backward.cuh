@@ -4,10 +4,9 @@
 #include <cstddef>
 
 #include "nprf/core/row_quotient.hpp"
-#include "nprf/cuda/attention/exact/gradient_task.cuh"
 #include "nprf/cuda/attention/exact/pair_tile.cuh"
-#include "nprf/cuda/device/call_counters.cuh"
 #include "nprf/cuda/device/launch.cuh"
+#include "nprf/cuda/device/reductions.cuh"
 #include "nprf/cuda/position/token_places.cuh"
 #include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
 
@@ -91,13 +90,8 @@ __global__ void __launch_bounds__(threads) exact_entries_kernel(ExactGradientTas
     sum += from_diagonals ? near_lag_gradient(task, z, lag, thread, threads)
                           : entry_gradient(task, z, entry, thread, threads);
   if (!__syncthreads_or(sum != 0)) return;
-  float* sums = shared_memory<float>();
-  sums[thread] = sum;
-  for (int half = threads / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (thread < half) sums[thread] += sums[thread + half];
-  }
-  if (thread == 0) task.db[static_cast<std::ptrdiff_t>(position) * gridDim.x + blockIdx.x] += sums[0];
+  sum = over_block<threads>(shared_memory<float>(), sum, Sum());
+  if (thread == 0) task.db[static_cast<std::ptrdiff_t>(position) * gridDim.x + blockIdx.x] += sum;
 }
 
 /// Computes log_D and dy_y. `lanes` threads share a row, so that they load whole sectors of memory.
@@ -113,7 +107,7 @@ __global__ void __launch_bounds__(256) exact_rows_kernel(ExactGradientTask<S> ta
   float dy_y = 0;
   for (int c = lane; has_gradients && c < task.dy.channels; c += lanes)
     dy_y = fmaf(task.dy_at(z, i, c), task.sums.quotient(z, row, c, D), dy_y);
-  dy_y = over_warp<lanes>(dy_y, [](float a, float b) { return a + b; });
+  dy_y = over_warp<lanes>(dy_y, Sum());
   if (!has_pairs || lane > 0) return;
   task.to.log_D[row] = has_gradients ? task.log_scales[row] + log(static_cast<double>(D)) : -minus_infinity;
   task.to.dy_y[row] = dy_y;

@@ -5,12 +5,60 @@
 #include <cstddef>
 
 #include "nprf/core/lags.hpp"
-#include "nprf/cuda/device/call_counters.cuh"
+#include "nprf/cuda/device/reductions.cuh"
+#include "nprf/cuda/device/storage.cuh"
+#include "nprf/cuda/device/strided_operand.cuh"
 #include "nprf/cuda/position/lag_weights.cuh"
 #include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
 #include "nprf/cuda/toeplitz/row_sums.cuh"
 
 namespace nprf::cuda {
+
+/// The scores of pairs, products of the rows of two operands, and what follows from a score s and the bias b of a pair:
+///
+///     SoftmaxScores    s = q'.k'      weight exp(s + b)
+///     FeatureScores    s = A_i.B_j    weight s exp(b)
+///
+/// With e = exp(exponent(s, b)) the weight is weight(s, e). If h is e * dL/dweight, then dL/ds = h and
+/// dL/db = weight(s, h).
+///
+/// SoftmaxScores are those of rows that are normalised when they are loaded, x' = factor x.
+template <Storage S>
+struct SoftmaxScores {
+  static constexpr bool of_features = false;
+
+  Operand<S> q, k;         // (n_q,d) (n_k,d)
+  const float* q_factors;  // [z, n_q]
+  const float* k_factors;  // [z / group, n_k]
+  int group;
+
+  __device__ __forceinline__ TokenFactors factors_of_q(int z) const {
+    return {q_factors + static_cast<std::ptrdiff_t>(z) * q.tokens};
+  }
+  __device__ __forceinline__ TokenFactors factors_of_k(int z) const {
+    return {k_factors + static_cast<std::ptrdiff_t>(z / group) * k.tokens};
+  }
+  /// A score that is NaN becomes +infinity, which makes the sums of the row NaN.
+  __device__ __forceinline__ static double exponent(float s, double bias) {
+    if (bias == minus_infinity) return bias;
+    return s == s ? static_cast<double>(s) + bias : -minus_infinity;
+  }
+  __device__ __forceinline__ static float weight(float, float e) { return e; }
+};
+
+/// The scores of features.
+template <class Feature>
+struct FeatureScores {
+  static constexpr bool of_features = true;
+
+  Operand<Feature> q, k;  // A (n_q,r) and B (n_k,r)
+
+  __device__ __forceinline__ static NoFactors factors_of_q(int) { return {}; }
+  __device__ __forceinline__ static NoFactors factors_of_k(int) { return {}; }
+  __device__ __forceinline__ static double exponent(float, double bias) { return bias; }
+  // 0 and not -0 where e is 0 and s is negative: SoftmaxTile marks pairs that do not exist by -0
+  __device__ __forceinline__ static float weight(float s, float e) { return fmaf(s, e, 0.0f); }
+};
 
 /// The biases of pairs that are computed one by one. In a row of RowKind::field they are relative to the bias at which
 /// the weight of a far pair of the query is 1. In a row of RowKind::softmax they are relative to the row's largest
@@ -69,7 +117,7 @@ struct ExactPairs {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     double largest = minus_infinity;
     for (int j = lane; j < n_k; j += 32) largest = fmax(largest, position_bias(z, i, j));
-    largest = over_warp<32>(largest, [](double x, double y) { return fmax(x, y); });
+    largest = over_warp(largest, Largest());
     if (lane == 0) largest_biases[row(z, i)] = largest;
   }
 
@@ -125,12 +173,5 @@ struct ExactPairs {
   }
   __device__ __forceinline__ int in_slots(Index slot) const { return clamped(slot, b.places.end); }
 };
-
-/// Reduces x by f, such as a sum or a maximum, over the 16 threads that share a row of a tile.
-template <class T, class F>
-__device__ __forceinline__ T over_row(T x, F&& f) {
-  for (int step = 8; step > 0; step /= 2) x = f(x, __shfl_xor_sync(~0u, x, step));
-  return x;
-}
 
 }  // namespace nprf::cuda

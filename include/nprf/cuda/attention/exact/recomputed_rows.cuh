@@ -6,7 +6,6 @@
 
 #include "nprf/core/row_quotient.hpp"
 #include "nprf/cuda/attention/exact/pairs.cuh"
-#include "nprf/cuda/attention/exact/scores.cuh"
 #include "nprf/cuda/attention/exact/softmax_tile.cuh"
 #include "nprf/cuda/device/call_counters.cuh"
 #include "nprf/cuda/device/device_matrix.hpp"

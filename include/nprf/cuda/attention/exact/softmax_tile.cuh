@@ -2,8 +2,8 @@
 #pragma once
 
 #include "nprf/cuda/attention/exact/pairs.cuh"
-#include "nprf/cuda/attention/exact/scores.cuh"
 #include "nprf/cuda/device/launch.cuh"
+#include "nprf/cuda/device/reductions.cuh"
 #include "nprf/cuda/device/value_columns.cuh"
 #include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
 
@@ -133,7 +133,7 @@ class SoftmaxTile {
       row_most = fmax(row_most, e[j]);
     }
     const double before = most(i);
-    row_most = fmax(before, over_row(row_most, [](double x, double y) { return fmax(x, y); }));
+    row_most = fmax(before, over_warp<16>(row_most, Largest()));
     const float factor = row_most == minus_infinity ? 1.0f : expf(static_cast<float>(before - row_most));
     float sum = 0;
 #pragma unroll
@@ -142,7 +142,7 @@ class SoftmaxTile {
           e[j] == minus_infinity ? -0.0f : Scores::weight(weight(i, j), expf(static_cast<float>(e[j] - row_most)));
       sum += weight(i, j);
     }
-    sum = over_row(sum, [](float x, float y) { return x + y; });
+    sum = over_warp<16>(sum, Sum());
     if (share() != i) return;
     m_most = row_most;
     m_factor = factor;

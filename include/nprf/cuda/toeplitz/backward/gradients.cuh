@@ -6,6 +6,7 @@
 #include "nprf/core/row_quotient.hpp"
 #include "nprf/cuda/device/call_counters.cuh"
 #include "nprf/cuda/device/launch.cuh"
+#include "nprf/cuda/device/reductions.cuh"
 #include "nprf/cuda/device/strided_operand.cuh"
 #include "nprf/cuda/device/value_columns.cuh"
 #include "nprf/cuda/position/attention_mask.cuh"
@@ -103,7 +104,7 @@ class GradientColumnsTile {
           });
     __syncthreads();
     for (int turn = 0; turn < Shape::turns; ++turn) {
-      const float sum = over_warp(dy_y[turn], [](float x, float y) { return x + y; });
+      const float sum = over_warp(dy_y[turn], Sum());
       if (m_lane == 0) tile()[token(turn)] = rows[turn].has_gradients ? -sum / rows[turn].D : 0.0f;
     }
     __syncthreads();

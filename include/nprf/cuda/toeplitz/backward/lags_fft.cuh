@@ -6,13 +6,13 @@
 #include <memory>
 #include <mutex>
 
-#include "nprf/cuda/device/call_counters.cuh"
-#include "nprf/cuda/device/complex.cuh"
 #include "nprf/cuda/device/cufft.hpp"
 #include "nprf/cuda/device/launch.cuh"
+#include "nprf/cuda/device/scales.cuh"
 #include "nprf/cuda/device/scratch.hpp"
 #include "nprf/cuda/device/strided_operand.cuh"
 #include "nprf/cuda/device/value_columns.cuh"
+#include "nprf/cuda/fft/complex.cuh"
 #include "nprf/cuda/toeplitz/backward/lag_factors.cuh"
 #include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
 #include "nprf/cuda/toeplitz/fft/slab_kernels.cuh"

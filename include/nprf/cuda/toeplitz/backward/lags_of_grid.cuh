@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "nprf/cuda/device/launch.cuh"
+#include "nprf/cuda/device/reductions.cuh"
 #include "nprf/cuda/position/token_places.cuh"
 #include "nprf/cuda/toeplitz/backward/lag_factors.cuh"
 #include "nprf/cuda/toeplitz/backward/lags_tiled.cuh"
@@ -24,9 +25,8 @@ namespace nprf::cuda {
 /// selected queries alone, since LagCorrelations adds the others. For an entry of the border it is over all queries.
 /// This is O(n (r + p)) for each token without a slot and for each selected query, and O(n^2) comparisons for each
 /// matrix z that has a selected query.
-struct GridLagGradientTask {
-  Operand<float> A, B, G, U;  // (n,r) (n,r) (n,p + 1) (n,p + 1)
-  Operand<float> H;           // (n,p + 1)
+struct GridLagGradientTask : LagFactors {
+  Operand<float> H;  // (n,p + 1)
   SelectedQueries selected;
   DeviceWeights c;
   int z, positions;
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(threads) grid_lag_gradients_kernel(GridLagGrad
       sum = fmaf(score, g_u, sum);
     }
   }
-  sum = sum_of_block<threads>(shared_memory<float>(), sum);
+  sum = over_block<threads>(shared_memory<float>(), sum, Sum());
   if (threadIdx.x == 0) task.db[static_cast<std::ptrdiff_t>(position) * gridDim.x + entry] = c * sum;
 }
 

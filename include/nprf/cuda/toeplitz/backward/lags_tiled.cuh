@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "nprf/cuda/device/launch.cuh"
+#include "nprf/cuda/device/reductions.cuh"
 #include "nprf/cuda/device/scratch.hpp"
 #include "nprf/cuda/toeplitz/backward/lag_factors.cuh"
 #include "nprf/cuda/toeplitz/backward/selected_queries.cuh"
@@ -29,8 +30,7 @@ namespace nprf::cuda {
 /// outside than the anchor, and the sign of S' is +; if they rise, the keys lie further inside, and it is -:
 ///
 ///     sum_{lags} |lag - edge| db[lag] = sum_i c[anchor - i] A_i^T (|anchor - i - edge| S +- S') G_i.
-struct LagGradientTask {
-  Operand<float> A, B, G, U;  // (n_q,r) (n_k,r) (n_q,p + 1) (n_k,p + 1)
+struct LagGradientTask : LagFactors {
   DeviceWeights c;
   BandChunks keys;
   SelectedQueries selected;                               // queries that are summed over
@@ -62,20 +62,6 @@ __device__ __forceinline__ void multiply_tiles(float (&s)[4][4], const Operand<f
     const int depth = min(k_tile, x.channels - k0);
     for (int k = 0; k < depth; ++k) add_outer(s, a + k * stride + row, b + k * stride + column);
   }
-}
-
-/// The sum of x over the threads of the block, in a fixed order. Only thread 0 gets it. `scratch` has one float per
-/// thread.
-template <int threads>
-__device__ __forceinline__ float sum_of_block(float* scratch, float x) {
-  const int thread = static_cast<int>(threadIdx.x);
-  __syncthreads();
-  scratch[thread] = x;
-  for (int half = threads / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (thread < half) scratch[thread] += scratch[thread + half];
-  }
-  return scratch[0];
 }
 
 /// Computes diagonal_sums. blockIdx.x: diagonal of tiles, blockIdx.y: segment of the diagonal, blockIdx.z: z.
@@ -192,7 +178,7 @@ __global__ void __launch_bounds__(threads) tail_gradients_kernel(LagGradientTask
       add(moment, S, 1);
     }
   const auto store = [&](int what, float x) {
-    const float all = sum_of_block<threads>(a, x);
+    const float all = over_block<threads>(a, x, Sum());
     const std::ptrdiff_t at = (static_cast<std::ptrdiff_t>(what) * 2 + side) * task.z + z;
     if (thread == 0) task.tails[at * gridDim.x + I] = all;
   };
@@ -211,7 +197,7 @@ __global__ void __launch_bounds__(threads) tail_sums_kernel(LagGradientTask task
   for (int z = position; z < task.z; z += task.positions)
     for (int I = static_cast<int>(threadIdx.x); I < tiles; I += threads)
       sum += task.tails[(static_cast<std::ptrdiff_t>(side) * task.z + z) * tiles + I];
-  sum = sum_of_block<threads>(shared_memory<float>(), sum);
+  sum = over_block<threads>(shared_memory<float>(), sum, Sum());
   if (threadIdx.x == 0) task.tail_sums[side * task.positions + position] = sum;
 }
 
@@ -291,22 +277,22 @@ class LagGradients {
   /// queries of `selected` are summed over; G must be zero for all others.
   void queue(const LagFactors& factors, const SelectedQueries& selected, const float* before, const float* after,
              float* db, const Arrays& arrays, cudaStream_t stream) const {
-    const auto& [A, B, G, U] = factors;
     constexpr int threads = TileShape::threads;
     if (m_c.size == 0) return;
     if (m_z == 0) before = after = nullptr;
     const bool has_moments = before && !m_slope.is_zero();
     if (has_moments) {
-      Operand<float> V = U;
+      Operand<float> V = factors.U;
       --V.channels;  // the last one has the ones
-      queue_chunks<float, float>(
-          {{A, B, {V, nullptr}, m_c}, arrays.moments_before, arrays.moments_after, m_slope, before, after}, m_z,
-          stream);
+      queue_chunks<float, float>({{factors.A, factors.B, {V, nullptr}, m_c},
+                                  arrays.moments_before,
+                                  arrays.moments_after,
+                                  m_slope,
+                                  before,
+                                  after},
+                                 m_z, stream);
     }
-    const LagGradientTask task{A,
-                               B,
-                               G,
-                               U,
+    const LagGradientTask task{factors,
                                m_c,
                                m_keys,
                                selected,

@@ -3,9 +3,9 @@
 
 #include <cstddef>
 
-#include "nprf/cuda/device/count_below.cuh"
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/device/scratch.hpp"
+#include "nprf/cuda/position/token_places.cuh"
 #include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
 
 namespace nprf::cuda {

@@ -5,10 +5,9 @@
 #include <type_traits>
 
 #include "nprf/cuda/device/device_matrix.hpp"
-#include "nprf/cuda/device/half_range.cuh"
 #include "nprf/cuda/device/launch.cuh"
-#include "nprf/cuda/device/mma_shape.hpp"
 #include "nprf/cuda/device/runtime.hpp"
+#include "nprf/cuda/device/scales.cuh"
 #include "nprf/cuda/device/scratch.hpp"
 #include "nprf/cuda/device/storage.cuh"
 #include "nprf/cuda/toeplitz/product.cuh"

@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(TileShape::threads) chunks_kernel(ChunkTask<S>
 
 /// chunks_kernel on tensor cores, with the same blockIdx. Each of 4 warps has 16 of the 64 columns of a tile; the first
 /// warp of the first tile also has the column of ones. Like the features, the sums are multiplied by feature_scale
-/// (half_range.cuh).
+/// (scales.cuh).
 template <Storage S, class Feature, MmaShape shape>
 __global__ void __launch_bounds__(MmaTileShape::threads) tensor_chunks_kernel(ChunkTask<S, Feature> task) {
   start_kernel();

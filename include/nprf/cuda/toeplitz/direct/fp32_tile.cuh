@@ -4,9 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "nprf/cuda/device/half_range.cuh"
-#include "nprf/cuda/device/inlined.cuh"
 #include "nprf/cuda/device/launch.cuh"
+#include "nprf/cuda/device/reductions.cuh"
+#include "nprf/cuda/device/scales.cuh"
 #include "nprf/cuda/device/strided_operand.cuh"
 #include "nprf/cuda/device/value_columns.cuh"
 #include "nprf/cuda/position/toeplitz_weights.cuh"
@@ -192,8 +192,7 @@ class Tile {
           if (column + j < p) Y[at + j] = m_y[i][j];
       }
       // sum over the 16 threads that share a row
-      float sum = m_sum[i];
-      for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+      const float sum = over_warp<16>(m_sum[i], Sum());
       if (m_p0 == 0 && m_column == 0 && row >= 0) sums[row] = sum;
     }
   }

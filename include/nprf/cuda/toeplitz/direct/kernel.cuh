@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <type_traits>
 
-#include "nprf/cuda/device/kernel_loading.hpp"
 #include "nprf/cuda/device/runtime.hpp"
 #include "nprf/cuda/toeplitz/direct/mma_tile.cuh"
 #include "nprf/cuda/toeplitz/direct/streamed_tile.cuh"

@@ -4,9 +4,9 @@
 #include <cstddef>
 #include <type_traits>
 
-#include "nprf/cuda/device/half_range.cuh"
 #include "nprf/cuda/device/mma_fragment.cuh"
 #include "nprf/cuda/device/row_loader.cuh"
+#include "nprf/cuda/device/scales.cuh"
 
 namespace nprf::cuda {
 
@@ -14,7 +14,7 @@ namespace nprf::cuda {
 /// and 64 columns of Y. They start as zeros.
 ///
 /// If Feature is half, each row of Y and its sum are stored times a power of two, the scale of the row. What is added
-/// to a row has the same scale, so that it fits the range of half (half_range.cuh).
+/// to a row has the same scale, so that it fits the range of half (scales.cuh).
 template <class Feature, MmaShape shape, int row_blocks>
 class MmaRows {
  public:

@@ -5,9 +5,9 @@
 #include <cstddef>
 #include <type_traits>
 
-#include "nprf/cuda/device/half_range.cuh"
 #include "nprf/cuda/device/mma_fragment.cuh"
 #include "nprf/cuda/device/row_loader.cuh"
+#include "nprf/cuda/device/scales.cuh"
 #include "nprf/cuda/device/storage.cuh"
 #include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
 #include "nprf/cuda/toeplitz/direct/mma_rows.cuh"
@@ -96,7 +96,7 @@ __device__ __forceinline__ void clear_nonfinite_scalars(T* tile, int rows) {
 /// since the errors of many keys average out. Rounding values of another type to Feature adds u max |v|. D sums the
 /// rounded scores, so that the weights add up to 1.
 ///
-/// Half has a small range (half_range.cuh), so that the rows of P and the columns of M are multiplied by powers of two
+/// Half has a small range (scales.cuh), so that the rows of P and the columns of M are multiplied by powers of two
 /// before they are rounded. The scale of a row of P, which the sums of the row have, too, takes the largest entry so
 /// far to at most 2^15. To the relative errors above this adds absolute errors of small numbers. An entry of A or B has
 /// an error of up to 2^-39, which DeviceModel::features_fit_half() bounds in proportion to scores. An entry of P has an

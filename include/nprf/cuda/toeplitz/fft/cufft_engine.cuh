@@ -6,7 +6,6 @@
 #include <mutex>
 
 #include "nprf/cuda/device/cufft.hpp"
-#include "nprf/cuda/device/kernel_loading.hpp"
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/device/runtime.hpp"
 #include "nprf/cuda/device/scratch.hpp"

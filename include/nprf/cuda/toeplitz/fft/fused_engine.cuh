@@ -11,7 +11,7 @@
 #include "nprf/cuda/device/runtime.hpp"
 #include "nprf/cuda/device/scratch.hpp"
 #include "nprf/cuda/device/storage.cuh"
-#include "nprf/cuda/fft/spectra.cuh"
+#include "nprf/cuda/fft/complex.cuh"
 #include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
 #include "nprf/cuda/toeplitz/engine.cuh"
 #include "nprf/cuda/toeplitz/fft/shared_memory_fft.cuh"

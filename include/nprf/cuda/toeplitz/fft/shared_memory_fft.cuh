@@ -8,7 +8,7 @@
 #include "nprf/cuda/device/runtime.hpp"
 #include "nprf/cuda/device/scratch.hpp"
 #include "nprf/cuda/device/value_columns.cuh"
-#include "nprf/cuda/fft/spectra.cuh"
+#include "nprf/cuda/fft/complex.cuh"
 #include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
 #include "nprf/cuda/toeplitz/fft/shared_memory_kernel.cuh"
 

@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "nprf/cuda/device/complex.cuh"
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/device/strided_operand.cuh"
 #include "nprf/cuda/device/value_columns.cuh"
+#include "nprf/cuda/fft/complex.cuh"
 #include "nprf/cuda/position/toeplitz_weights.cuh"
 
 namespace nprf::cuda {

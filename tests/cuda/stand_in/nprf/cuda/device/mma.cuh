@@ -9,11 +9,19 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "nprf/cuda/device/mma_shape.hpp"
+#include "nprf/cuda/device/storage.cuh"
 
 /// Replaces nprf/cuda/device/mma.cuh on the host; the include path finds it first. It has the same functions, with the
 /// register layouts that PTX documents.
 namespace nprf::cuda {
+
+/// The instruction that multiplies. m16n8k16 multiplies half and bfloat16 from compute capability 8.0 on, m16n8k8 half
+/// from 7.5 on, and m8n8k4 half from 7.0 on. native: of these three, in this order, the first one that the device code
+/// can have.
+enum class MmaShape { native, m8n8k4, m16n8k8, m16n8k16 };
+
+/// The order in which the factors of m8n8k4 are distributed over the lanes.
+enum class MmaLayout { row, column };
 
 template <MmaFactor T>
 constexpr bool has_mma = true;

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/cuda/plan/host_attention.cuh"
-
 #include <vector>
 
 #include "cuda/device_array.hpp"
@@ -10,7 +8,7 @@
 #include "support/random.hpp"
 #include "support/throws.hpp"
 
-namespace nprf::test::cuda_plan_host_attention {
+namespace nprf::test::cuda_plan_attention_plan_attend {
 
 TEST_CASE("attend computes host vectors from host vectors", "[cuda]") {
   const PlanCase x{{.heads = 2, .n_q = 9, .n_k = 12, .d_v = 3}, {}, 4};
@@ -32,4 +30,4 @@ TEST_CASE("attend computes host vectors from host vectors", "[cuda]") {
                 {"q: expected 72 scalars", "got 36"});
 }
 
-}  // namespace nprf::test::cuda_plan_host_attention
+}  // namespace nprf::test::cuda_plan_attention_plan_attend

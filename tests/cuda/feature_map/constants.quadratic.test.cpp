@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/cuda/feature_map/quadratic.cuh"
+#include "nprf/cuda/feature_map/constants.cuh"
 
 #include <limits>
 
@@ -11,7 +11,7 @@
 #include "support/random.hpp"
 #include "support/throws.hpp"
 
-namespace nprf::test::cuda_feature_map_quadratic {
+namespace nprf::test::cuda_feature_map_constants_quadratic {
 
 namespace {
 
@@ -77,4 +77,4 @@ TEST_CASE("the constants of quadratic features must fit together", "[cuda]") {
   refused([](auto& map) { map.m = 3, map.projection.resize(18); }, "num_features: expected 0 for elu and quadratic");
 }
 
-}  // namespace nprf::test::cuda_feature_map_quadratic
+}  // namespace nprf::test::cuda_feature_map_constants_quadratic

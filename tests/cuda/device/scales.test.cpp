@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/cuda/device/call_counters.cuh"
+#include "nprf/cuda/device/scales.cuh"
 
 #include <cmath>
 #include <limits>
 
 #include "support/catch.hpp"
 
-namespace nprf::test::cuda_device_call_counters {
+namespace nprf::test::cuda_device_scales {
 
 TEST_CASE("power_of_two_scale returns a power of two above the number, and its inverse", "[cuda]") {
   for (float x = 0x1p-126f; x < 0x1p125f; x *= 1.7f)
@@ -36,4 +36,4 @@ TEST_CASE("infinity and NaN have magnitudes above all finite numbers, and the sc
   }
 }
 
-}  // namespace nprf::test::cuda_device_call_counters
+}  // namespace nprf::test::cuda_device_scales

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/cuda/device/half_range.cuh"
+#include "nprf/cuda/device/scales.cuh"
 
 #include <cmath>
 #include <cstddef>
@@ -10,7 +10,7 @@
 #include "nprf/cuda/device/launch.cuh"
 #include "support/catch.hpp"
 
-namespace nprf::test::cuda_device_half_range {
+namespace nprf::test::cuda_device_scales_half {
 
 namespace {
 
@@ -61,4 +61,4 @@ TEST_CASE("features below 4 fit half", "[cuda]") {
   CHECK(cuda::feature_scale<float> == 1);
 }
 
-}  // namespace nprf::test::cuda_device_half_range
+}  // namespace nprf::test::cuda_device_scales_half

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/cuda/device/count_below.cuh"
+#include "nprf/cuda/position/token_places.cuh"
 
 #include <algorithm>
 #include <vector>
@@ -8,7 +8,7 @@
 #include "nprf/cuda/device/launch.cuh"
 #include "support/catch.hpp"
 
-namespace nprf::test::cuda_device_count_below {
+namespace nprf::test::cuda_position_token_places_count_below {
 
 namespace {
 
@@ -33,4 +33,4 @@ TEST_CASE("entries of an ascending list below a number are those of std::lower_b
   }
 }
 
-}  // namespace nprf::test::cuda_device_count_below
+}  // namespace nprf::test::cuda_position_token_places_count_below

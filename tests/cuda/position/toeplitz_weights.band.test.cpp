@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/cuda/position/band.cuh"
+#include "nprf/cuda/position/toeplitz_weights.cuh"
 
 #include <algorithm>
 #include <initializer_list>
@@ -7,7 +7,7 @@
 #include "nprf/core/lower_lags.hpp"
 #include "support/catch.hpp"
 
-namespace nprf::test::cuda_position_band {
+namespace nprf::test::cuda_position_toeplitz_weights_band {
 
 namespace {
 
@@ -70,4 +70,4 @@ TEST_CASE("a band has the lags of the table but for its ends", "[cuda]") {
   CHECK(is(band({100, 100, -5}, Direction::causal, {0, 0}, true), -4, -5));
 }
 
-}  // namespace nprf::test::cuda_position_band
+}  // namespace nprf::test::cuda_position_toeplitz_weights_band

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/cuda/plan/packed_plan.cuh"
-
 #include <cstddef>
 #include <limits>
 #include <vector>
@@ -12,7 +10,7 @@
 #include "support/random.hpp"
 #include "support/throws.hpp"
 
-namespace nprf::test::cuda_plan_packed_plan {
+namespace nprf::test::cuda_plan_attention_plan_packed {
 
 namespace {
 
@@ -54,7 +52,7 @@ struct PackedCase {
   struct Results {
     Matrix<float> y, dq, dk, dv, parameters;
   };
-  Results results(cuda::PackedPlan<S>& plan, const cuda::PackedCall& call) const {
+  Results results(const cuda::AttentionPlan<S>& plan, const cuda::PlanCall& call) const {
     const DeviceArray<S> of_q(stored<S>(q)), of_k(stored<S>(k)), of_v(stored<S>(v)), of_dy(stored<S>(dy));
     const auto poisoned = [](const Matrix<float>& like) {
       return DeviceArray<S>(stored<S>(Matrix<float>::Constant(like.rows(), like.cols(), nan)));
@@ -67,9 +65,9 @@ struct PackedCase {
     const auto of_keys = [&](const DeviceArray<S>& x, Index channels) {
       return cuda::DeviceMatrixView<S>(x.data(), 1, heads_k, keys, channels);
     };
-    plan.forward(queries(of_q, d), of_keys(of_k, d), of_keys(of_v, d_v), queries(y, d_v), call);
+    plan.forward(queries(of_q, d), of_keys(of_k, d), of_keys(of_v, d_v), queries(y, d_v), call, nullptr);
     plan.backward(queries(of_q, d), of_keys(of_k, d), of_keys(of_v, d_v), queries(of_dy, d_v),
-                  {queries(dq, d), of_keys(dk, d), of_keys(dv, d_v), parameters.data()}, call);
+                  {queries(dq, d), of_keys(dk, d), of_keys(dv, d_v), parameters.data()}, call, nullptr);
     return {as_floats(y.fetch(), dy.rows(), d_v), as_floats(dq.fetch(), q.rows(), d),
             as_floats(dk.fetch(), k.rows(), d), as_floats(dv.fetch(), v.rows(), d_v),
             as_floats(parameters.fetch(), 1, 41)};
@@ -95,7 +93,7 @@ TEST_CASE("packed sequences have the results of each sequence alone on the CPU, 
       const PackedCase<float> x(of_queries.back(), first_of_keys.back());
       const auto cpu = attention(direction);
       cuda::PackedPlan<float> plan(cuda::model_of(cpu), shape_of(lengths.size()), {.gradients = true});
-      const auto got = x.results(plan, {first_query.data(), cross ? first_key.data() : nullptr});
+      const auto got = x.results(plan, cuda::PackedCall{first_query.data(), cross ? first_key.data() : nullptr});
       Matrix<float> y = Matrix<float>::Zero(x.dy.rows(), d_v), dq = Matrix<float>::Zero(x.q.rows(), d),
                     dk = Matrix<float>::Zero(x.k.rows(), d), dv = Matrix<float>::Zero(x.v.rows(), d_v),
                     parameters = Matrix<float>::Zero(1, 41);
@@ -130,8 +128,10 @@ TEMPLATE_TEST_CASE("packed sequences have the bits of padded ones", "[cuda]", fl
   const Index tokens = first.back(), batch = 3;
   const PackedCase<TestType> x(tokens, tokens);
   const DeviceArray<int> on_device(first), on_device_lengths(lengths);
-  cuda::PackedPlan<TestType> plan(cuda::model_of(attention()), shape_of(lengths.size()), {.gradients = true});
-  const auto got = x.results(plan, {on_device.data()});
+  const auto model = cuda::model_of(attention());
+  cuda::PackedPlan<TestType> plan(model, shape_of(lengths.size()), {.gradients = true});
+  const cuda::AttentionPlan<TestType> padded_plan(model, shape_of(lengths.size()), {.gradients = true});
+  const auto got = x.results(plan, cuda::PackedCall{on_device.data()});
   const auto padded = [&](const Matrix<float>& rows, Index of_heads) {
     Matrix<float> all = Matrix<float>::Zero(batch * of_heads * longest, rows.cols());
     for (Index b = 0; b < batch; ++b)
@@ -147,8 +147,8 @@ TEMPLATE_TEST_CASE("packed sequences have the bits of padded ones", "[cuda]", fl
   const auto view = [&](const DeviceArray<TestType>& rows, Index of_heads, Index channels) {
     return cuda::DeviceMatrixView<TestType>(rows.data(), batch, of_heads, longest, channels);
   };
-  plan.padded().forward(view(q, heads, d), view(k, heads_k, d), view(v, heads_k, d_v), view(y, heads, d_v),
-                        {.lengths = on_device_lengths.data()}, nullptr);
+  padded_plan.forward(view(q, heads, d), view(k, heads_k, d), view(v, heads_k, d_v), view(y, heads, d_v),
+                      {.lengths = on_device_lengths.data()}, nullptr);
   const Matrix<float> expected = as_floats(y.fetch(), batch * heads * longest, d_v), found = padded(got.y, heads);
   for (Index b = 0; b < batch; ++b)
     for (Index head = 0; head < heads; ++head) {
@@ -157,13 +157,34 @@ TEMPLATE_TEST_CASE("packed sequences have the bits of padded ones", "[cuda]", fl
     }
 }
 
+TEST_CASE("packed sequences may have a workspace of their own, or one from the stream", "[cuda]") {
+  const std::vector<int> first = cumulative({12, longest, 5});
+  const PackedCase<float> x(first.back(), first.back());
+  const DeviceArray<int> on_device(first);
+  cuda::PlanShape shape = shape_of(3);
+  shape.packed = true;
+  const auto model = cuda::model_of(attention());
+  const cuda::AttentionPlan<float> owning(model, shape, {.gradients = true}),
+      without(model, shape, {.gradients = true, .owns_workspace = false}),
+      of_stream(model, shape, {.gradients = true, .stream_ordered = true});
+  const DeviceArray<unsigned char> workspace(without.workspace_bytes());
+  const auto expected = x.results(owning, {.cumulative_lengths = on_device.data()});
+  for (const auto& got :
+       {x.results(without, {.workspace = workspace.data(), .cumulative_lengths = on_device.data()}),
+        x.results(of_stream, {.cumulative_lengths = on_device.data(), .key_cumulative_lengths = on_device.data()})}) {
+    CHECK(got.y == expected.y);
+    CHECK(got.dk == expected.dk);
+    CHECK(got.parameters == expected.parameters);
+  }
+}
+
 TEST_CASE("rows of a packed sequence that is too long are NaN, and those of others are right", "[cuda]") {
   const std::vector<int> too_long{12, longest + 7, 5}, cut{12, longest, 5};
   const std::vector<int> first = cumulative(too_long);
   const PackedCase<float> x(first.back(), first.back());
   const DeviceArray<int> on_device(first);
   cuda::PackedPlan<float> plan(cuda::model_of(attention()), shape_of(cut.size()), {.gradients = true});
-  const auto got = x.results(plan, {on_device.data()});
+  const auto got = x.results(plan, cuda::PackedCall{on_device.data()});
   for (Index head = 0; head < heads; ++head)
     for (Index i = 0; i < x.tokens; ++i) {
       const bool is_beyond = i >= 12 + longest && i < 12 + longest + 7;
@@ -196,8 +217,21 @@ TEST_CASE("packed sequences are refused if their arrays do not fit together", "[
                       {view(heads, 10, d), view(heads_k, 10, d), view(heads_k, 10, d_v)}, {on_device.data()});
       },
       {"gradients: expected a plan with PlanOptions::gradients, got one without"});
-  check_invalid([] { cuda::PackedPlan<float>(cuda::model_of(attention()), shape_of(2), {.owns_workspace = false}); },
-                {"owns_workspace: expected true for a PackedPlan, whose calls pass no workspace, got false"});
+  const DeviceArray<bool> mask(std::size_t{2 * longest});
+  check_invalid(
+      [&] {
+        plan.cuda::AttentionPlan<float>::forward(
+            view(heads, 10, d), view(heads_k, 10, d), view(heads_k, 10, d_v), view(heads, 10, d_v),
+            {.key_mask = mask.data(), .cumulative_lengths = on_device.data()}, nullptr);
+      },
+      {"key_mask and lengths: expected none for packed sequences"});
+  const cuda::AttentionPlan<float> padded(cuda::model_of(attention()), {.n_q = 10, .n_k = 10, .d_v = d_v});
+  check_invalid(
+      [&] {
+        padded.forward(view(1, 10, d), view(1, 10, d), view(1, 10, d_v), view(1, 10, d_v),
+                       {.cumulative_lengths = on_device.data()}, nullptr);
+      },
+      {"cumulative_lengths: expected a plan with PlanShape::packed, got one without"});
 }
 
-}  // namespace nprf::test::cuda_plan_packed_plan
+}  // namespace nprf::test::cuda_plan_attention_plan_packed

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/cuda/feature_map/centring.cuh"
+#include "nprf/cuda/feature_map/constants.cuh"
 
 #include <limits>
 #include <utility>
@@ -16,7 +16,7 @@
 #include "support/random.hpp"
 #include "support/throws.hpp"
 
-namespace nprf::test::cuda_feature_map_centring {
+namespace nprf::test::cuda_feature_map_constants_centring {
 
 namespace {
 
@@ -124,4 +124,4 @@ TEST_CASE("the constants of a centring must have the shapes of the map", "[cuda]
           "centring: expected a feature map that estimates exp, got elu");
 }
 
-}  // namespace nprf::test::cuda_feature_map_centring
+}  // namespace nprf::test::cuda_feature_map_constants_centring

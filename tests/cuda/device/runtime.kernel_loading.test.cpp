@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/cuda/device/kernel_loading.hpp"
+#include "nprf/cuda/device/runtime.hpp"
 
 #include <vector>
 
@@ -7,7 +7,7 @@
 #include "nprf/cuda/device/launch.cuh"
 #include "support/catch.hpp"
 
-namespace nprf::test::cuda_device_kernel_loading {
+namespace nprf::test::cuda_device_runtime_kernel_loading {
 
 namespace {
 
@@ -40,4 +40,4 @@ TEST_CASE("what is queued while kernels are only loaded is not run", "[cuda]") {
   CHECK(x.fetch() == std::vector<int>{1});
 }
 
-}  // namespace nprf::test::cuda_device_kernel_loading
+}  // namespace nprf::test::cuda_device_runtime_kernel_loading

@@ -3,6 +3,8 @@
 
 #include <cuda_runtime.h>
 
+#include <cstddef>
+
 #include "nprf/cuda/device/device_code.hpp"
 
 namespace nprf::cuda {
@@ -18,5 +20,12 @@ __device__ __forceinline__ float2 multiply(float2 a, float2 b) {
 __device__ __forceinline__ float2 multiply_conjugate(float2 a, float2 b) {
   return make_float2(fmaf(a.y, b.y, a.x * b.x), fmaf(-a.x, b.y, a.y * b.x));
 }
+
+/// The spectra of the weights. That of head h starts at values + h * stride; the stride is 0 if all heads share one
+/// spectrum.
+struct Spectra {
+  const float2* values;
+  std::ptrdiff_t stride;
+};
 
 }  // namespace nprf::cuda
