@@ -12,7 +12,6 @@
 #include "nprf/position/t5.hpp"
 #include "support/attention.hpp"
 #include "support/catch.hpp"
-#include "support/throws.hpp"
 
 namespace nprf::test::attention_gradients {
 
@@ -22,6 +21,19 @@ constexpr Index d = 3;
 
 struct Sizes {
   Index n_q, n_k, d_v, offset;
+};
+
+// a user's own map, without the overloads that use a team
+struct Squares {
+  using Scalar = double;
+  Index input_dim() const { return d; }
+  Index output_dim() const { return d; }
+  Matrix<double> queries(const MatrixView<double>& x) const { return x.array().square() + 0.5; }
+  Matrix<double> keys(const MatrixView<double>& x) const { return x.array().square() + 1; }
+  Matrix<double> backward(const MatrixView<double>& x, const MatrixView<double>&,
+                          const MatrixView<double>& dphi) const {
+    return 2 * x.cwiseProduct(dphi);
+  }
 };
 
 // compares all gradients of L = <weights, y> with central differences
@@ -90,7 +102,10 @@ TEST_CASE("gradients are central differences: trigonometric features", "[attenti
   check_positions(trf<double>(d, 64, 7));
 }
 
-TEST_CASE("gradients are central differences: elu", "[attention]") { check_positions(EluFeatures<double>(d)); }
+TEST_CASE("gradients are central differences: elu, and a user's own map", "[attention]") {
+  check_positions(EluFeatures<double>(d));
+  check_positions(Squares());
+}
 
 TEST_CASE("gradients of rows whose weights underflow are central differences", "[attention]") {
   // the bias rises by 400 every 4 tokens back: up to 4 farthest keys have all the weight of a row, and the weights of

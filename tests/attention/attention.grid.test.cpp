@@ -182,35 +182,6 @@ TEST_CASE("the row of an extra token has its own scale", "[attention]") {
   CHECK(largest_row_error(y, expected) <= 256 * epsilon<float>);
 }
 
-TEST_CASE("a grid rotated by 180 degrees gives rotated rows", "[attention]") {
-  for (const Engine engine : engines()) {
-    const Setting s{5, 7, 0, {.engine = engine}};
-    const Weights w = weights(s.H, s.W, 0);
-    const Tokens<double> x = random_tokens<double>(35, 35, d, 2);
-    const Tokens<double> turned{x.q.colwise().reverse(), x.k.colwise().reverse(), x.v.colwise().reverse()};
-    const Picture<double> attention = make<double>(s, w), back = make<double>(s, {w.b.reverse(), w.extra});
-    const Matrix<double> y = attention(x.q, x.k, x.v);
-    const Matrix<double> got = back(turned.q, turned.k, turned.v).colwise().reverse();
-    CHECK(worst_ratio(got, y, 2 * attention_tolerance(attention, engine, x, y)) <= 1);
-  }
-}
-
-TEST_CASE("a transposed grid gives transposed rows", "[attention]") {
-  for (const Engine engine : engines()) {
-    const Index H = 4, W = 6;
-    const Setting s{H, W, 2, {.engine = engine}}, transposed{W, H, 2, {.engine = engine}};
-    const Weights w = weights(H, W, 2);
-    const Tokens<double> x = random_tokens<double>(s.tokens(), s.tokens(), d, 2);
-    std::vector<Index> order{0, 1};
-    for (Index c = 0; c < W; ++c)
-      for (Index r = 0; r < H; ++r) order.push_back(2 + r * W + c);
-    const Picture<double> attention = make<double>(s, w), other = make<double>(transposed, {w.b.transpose(), w.extra});
-    const Matrix<double> y = attention(x.q, x.k, x.v);
-    const Matrix<double> got = other(pick(x.q, order), pick(x.k, order), pick(x.v, order));
-    CHECK(worst_ratio(got, pick(y, order), 2 * pick(attention_tolerance(attention, engine, x, y), order)) <= 1);
-  }
-}
-
 TEST_CASE("a grid of one row equals a relative position", "[attention]") {
   for (const Engine engine : engines())
     for (const Direction direction : {Direction::bidirectional, Direction::causal}) {

@@ -11,7 +11,6 @@
 
 #include "nprf/attention/attention.hpp"
 #include "nprf/feature_map/paper_names.hpp"
-#include "nprf/position/alibi.hpp"
 #include "nprf/position/relative.hpp"
 #include "nprf/reference/kernelized_attention.hpp"
 #include "support/attention.hpp"
@@ -308,25 +307,6 @@ TEST_CASE("rows keep their precision if the keys with almost all weight are mask
       CHECK(worst_ratio(y, masked_reference(attention, x, mask, offset), 4 * 800 * epsilon<double>) <= 1);
       check_gradients(b, s, mask, n - 6);
     }
-}
-
-TEST_CASE("masks and lengths of wrong sizes are rejected", "[attention]") {
-  const Tokens<double> x = random_tokens<double>(5, 6, d, 2);
-  const Padded attention(orf<double>(d, m, 7), Relative(tables()[1]));
-  const auto call = [&](const CallOptions& options) { attention(x.q, x.k, x.v, options); };
-  for (const Index size : {1, 5, 7, 12}) {
-    const Mask mask = Mask::Constant(size, true);
-    check_invalid([&] { call({.key_mask = view(mask)}); },
-                  {"key_mask: expected 6 entries", "got " + std::to_string(size)});
-  }
-  for (const std::vector<Index>& lengths : {std::vector<Index>{3, 3}, {6, 6, 6}})
-    check_invalid([&] { call({.lengths = lengths}); },
-                  {"lengths: expected 1 entries", "got " + std::to_string(lengths.size())});
-  for (const Index length : {-1, 7, 1000}) {
-    const std::vector<Index> lengths{length};
-    check_invalid([&] { call({.lengths = lengths}); },
-                  {"lengths[0]: expected 0 to 6", "number of keys", "got " + std::to_string(length)});
-  }
 }
 
 TEST_CASE("a rejected forward leaves the saved data unchanged", "[attention]") {

@@ -2,11 +2,9 @@
 //
 // Attention with a near field.
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <utility>
 #include <vector>
 
 #include "attention/exact_pairs_case.hpp"
@@ -20,7 +18,6 @@
 #include "nprf/feature_map/positive.hpp"
 #include "nprf/feature_map/taylor.hpp"
 #include "nprf/feature_map/trigonometric.hpp"
-#include "nprf/position/alibi.hpp"
 #include "nprf/position/grid.hpp"
 #include "nprf/position/relative.hpp"
 #include "nprf/position/t5.hpp"
@@ -30,7 +27,6 @@
 #include "support/catch.hpp"
 #include "support/error.hpp"
 #include "support/random.hpp"
-#include "support/threads.hpp"
 #include "support/throws.hpp"
 
 namespace nprf::test::attention_attention_near {
@@ -153,22 +149,6 @@ TEMPLATE_TEST_CASE("without a near field y is bitwise the quotient of products o
   }
 }
 
-TEST_CASE("near weights of very large exponents do not overflow", "[attention]") {
-  // near exponents are up to 64 and far ones down to -64: in float exp(128) overflows
-  const Tokens<float> x = random_tokens<float>(n, n, d, d_v, 11);
-  for (const Direction direction : {Direction::bidirectional, Direction::causal})
-    for (const Engine engine : {Engine::direct, Engine::block_causal, Engine::lanes}) {
-      const Attention attention(
-          positive<float>(), RelativePosition<float>(random_table<float>(n, 12)),
-          {.direction = direction, .normalization = Normalization::unit(8), .engine = engine, .near = 10});
-      Report report;
-      const Matrix<float> y = attention(x.q, x.k, x.v, {.report = &report});
-      CHECK(y.allFinite());
-      CHECK(y.cwiseAbs().maxCoeff() <= 1.0001F * x.v.cwiseAbs().maxCoeff());
-      if (engine == Engine::direct) CHECK(agrees(attention, x));
-    }
-}
-
 TEST_CASE("centred maps count far pairs of large norms beside a near field", "[attention]") {
   // the means of queries and keys are far from 0, and their norms 8
   Tokens<double> x = random_tokens<double>(n, n, d, d_v, 49);
@@ -267,22 +247,6 @@ TEST_CASE("the gradient of a query has its precision beside far larger ones, wit
   CHECK((got.row(3) / tiny - expected.row(3)).norm() <= 1e-12 * expected.row(3).norm());
 }
 
-TEST_CASE("calls without tokens or channels of values have a near field too", "[attention]") {
-  const Attention attention(positive<double>(), RelativePosition<double>(random_table<double>(9, 47)), {.near = 3});
-  for (const Index n_q : {0, 4})
-    for (const Index n_k : {0, 5})
-      for (const Index channels : {0, 2}) {
-        const Tokens<double> x = random_tokens<double>(n_q, n_k, d, channels, 48);
-        Saved<double> saved;
-        const Matrix<double> y = attention.forward(x.q, x.k, x.v, saved);
-        CHECK(y.rows() == n_q);
-        CHECK((n_k > 0 || y.isZero(0)));
-        const Gradients<double> g = attention.backward(saved, Matrix<double>::Ones(n_q, channels));
-        CHECK(g.queries.allFinite());
-        CHECK(g.keys.allFinite());
-      }
-}
-
 TEST_CASE("a near field may be wider than any sequence", "[attention]") {
   const Tokens<double> x = random_tokens<double>(21, 21, d, d_v, 44);
   const auto check = [&](const auto& position, Index offset) {
@@ -294,44 +258,6 @@ TEST_CASE("a near field may be wider than any sequence", "[attention]") {
   check(RelativePosition<double>(random_table<double>(21, 45)), 0);
   check(RelativePosition<double>(random_table<double>(21, 45)), -5);
   check(GridPosition<double>(3, 7, normal<double>(5, 13, 46)), 0);
-}
-
-TEST_CASE("gradients with a near field are central differences", "[attention]") {
-  constexpr Index few = 23;
-  const Matrix<double> dy = normal<double>(few, 2, 20);
-  Mask mask = Mask::Constant(few, true);
-  for (Index j = 0; j < few; ++j) mask[j] = j % 6 != 4;
-  const auto check = [&](const auto& map, const auto& make_position, const Matrix<double>& parameters,
-                         Direction direction, Engine engine, const Mask& keys) {
-    const Tokens<double> x = random_tokens<double>(few, few, d, 2, 21);
-    const auto attention_of = [&](const Matrix<double>& b) {
-      return Attention(
-          map, make_position(b),
-          {.direction = direction, .normalization = Normalization::unit(1.5), .engine = engine, .near = 4});
-    };
-    const auto attention = attention_of(parameters);
-    Saved<double> saved;
-    attention.forward(x.q, x.k, x.v, saved, {.key_mask = view(keys)});
-    const Gradients<double> g = attention.backward(saved, dy);
-    const auto loss = [&](const Tokens<double>& at, const auto& by) {
-      return by(at.q, at.k, at.v, {.key_mask = view(keys)}).cwiseProduct(dy).sum();
-    };
-    INFO("engine " << static_cast<int>(engine) << " direction " << static_cast<int>(direction));
-    CHECK(difference_error(x.q, g.queries, [&](const auto& q) { return loss({q, x.k, x.v}, attention); }) < 1e-6);
-    CHECK(difference_error(x.k, g.keys, [&](const auto& k) { return loss({x.q, k, x.v}, attention); }) < 1e-6);
-    CHECK(difference_error(x.v, g.values, [&](const auto& v) { return loss({x.q, x.k, v}, attention); }) < 1e-6);
-    CHECK(difference_error(parameters, g.bias, [&](const auto& b) { return loss(x, attention_of(b)); }) < 1e-6);
-  };
-  const auto relative = [](const Matrix<double>& b) { return RelativePosition<double>(Vector<double>(b.col(0))); };
-  const Matrix<double> table = normal<double>(2 * few - 1, 1, 22);
-  for (const Direction direction : {Direction::bidirectional, Direction::causal})
-    for (const Engine engine : {Engine::automatic, Engine::direct, Engine::lanes, Engine::block_causal})
-      for (const Mask& keys : {Mask(), mask}) {
-        check(positive<double>(), relative, table, direction, engine, keys);
-        check(taylor<double>(), relative, table, direction, engine, keys);
-      }
-  const auto grid = [](const Matrix<double>& b) { return GridPosition<double>(4, 5, b, normal<double>(3, 5, 23)); };
-  check(positive<double>(), grid, normal<double>(7, 9, 24), Direction::bidirectional, Engine::automatic, mask);
 }
 
 TEST_CASE("rows whose features cancel become those of exact softmax, and so do their gradients", "[attention]") {
@@ -389,34 +315,6 @@ TEST_CASE("a non-finite token changes only the rows that attend to it, with a ne
   // key 41 and later ones are attended to by row 40 not at all, and key 120 by rows that attend to key 100
   CHECK(g.keys.row(41).array().isNaN().all());
   CHECK(g.values.row(120).array().isNaN().all());
-}
-
-TEST_CASE("no bit of a row depends on later tokens, with a near field", "[attention]") {
-  const Tokens<float> x = random_tokens<float>(n, n, d, d_v, 31);
-  const Attention attention(positive<float>(), RelativePosition<float>(random_table<float>(n, 32)),
-                            {.direction = Direction::causal, .engine = Engine::block_causal, .near = 20});
-  const Matrix<float> y = attention(x.q, x.k, x.v);
-  for (const Index kept : {1, 64, 97, 149}) {
-    Tokens<float> other = random_tokens<float>(n, n, d, d_v, 33);
-    other.q.topRows(kept) = x.q.topRows(kept);
-    other.k.topRows(kept) = x.k.topRows(kept);
-    other.v.topRows(kept) = x.v.topRows(kept);
-    CHECK(same_bits<float>(attention(other.q, other.k, other.v).topRows(kept), y.topRows(kept)));
-  }
-}
-
-TEST_CASE("a near field gives the same bits for any number of threads", "[attention]") {
-  const Tokens<float> x = random_tokens<float>(700, 700, d, d_v, 34);
-  const Attention attention(positive<float>(), RelativePosition<float>(random_table<float>(700, 35)), {.near = 30});
-  const auto run = [&](int threads) {
-    const Threads some(threads);
-    Saved<float> saved;
-    const Matrix<float> y = attention.forward(x.q, x.k, x.v, saved);
-    return std::pair(y, attention.backward(saved, y));
-  };
-  const auto one = run(1), four = run(4);
-  CHECK(same_bits(one.first, four.first));
-  CHECK(same_bits(one.second, four.second));
 }
 
 TEST_CASE("what has no near field is refused", "[attention]") {

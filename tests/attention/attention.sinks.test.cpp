@@ -16,7 +16,6 @@
 #include "nprf/position/alibi.hpp"
 #include "nprf/position/grid.hpp"
 #include "nprf/position/relative.hpp"
-#include "nprf/position/t5.hpp"
 #include "nprf/reference/kernelized_attention.hpp"
 #include "nprf/reference/softmax_attention.hpp"
 #include "support/attention.hpp"
@@ -242,21 +241,25 @@ TEMPLATE_TEST_CASE("exact pairs keep their digits however far their biases are b
     }
 }
 
-TEST_CASE("weights of sinks of very large exponents do not overflow", "[attention]") {
+TEST_CASE("weights of near keys and sinks of very large exponents do not overflow", "[attention]") {
   const Tokens<float> x = random_tokens<float>(n, n, d, d_v, 16);
   for (const Direction direction : {Direction::bidirectional, Direction::causal})
-    for (const Engine engine : {Engine::direct, Engine::block_causal, Engine::lanes}) {
-      const Attention attention(
-          positive<float>(), RelativePosition<float>(random_table<float>(n, 17)),
-          {.direction = direction, .normalization = Normalization::unit(8), .engine = engine, .near = 3, .sinks = 4});
-      const Matrix<float> y = attention(x.q, x.k, x.v);
-      CHECK(y.allFinite());
-      CHECK(y.cwiseAbs().maxCoeff() <= 1.0001F * x.v.cwiseAbs().maxCoeff());
-      if (engine == Engine::direct) CHECK(agrees(attention, x));
-    }
+    for (const Engine engine : {Engine::direct, Engine::block_causal, Engine::lanes})
+      for (const Index sinks : {0, 4}) {
+        const Attention attention(positive<float>(), RelativePosition<float>(random_table<float>(n, 17)),
+                                  {.direction = direction,
+                                   .normalization = Normalization::unit(8),
+                                   .engine = engine,
+                                   .near = 3,
+                                   .sinks = sinks});
+        const Matrix<float> y = attention(x.q, x.k, x.v);
+        CHECK(y.allFinite());
+        CHECK(y.cwiseAbs().maxCoeff() <= 1.0001F * x.v.cwiseAbs().maxCoeff());
+        if (engine == Engine::direct) CHECK(agrees(attention, x));
+      }
 }
 
-TEST_CASE("gradients with sinks are central differences", "[attention]") {
+TEST_CASE("gradients with a near field and sinks are central differences", "[attention]") {
   constexpr Index few = 19;
   const Matrix<double> dy = normal<double>(few, 2, 20);
   Mask mask = Mask::Constant(few, true);
@@ -287,6 +290,10 @@ TEST_CASE("gradients with sinks are central differences", "[attention]") {
       check(positive<double>(), relative, table, {.direction = direction, .engine = engine, .sinks = 3}, mask);
       check(positive<double>(), relative, table, {.direction = direction, .engine = engine, .near = 3, .sinks = 5}, {});
       check(taylor(), relative, table, {.direction = direction, .engine = engine, .near = 2, .sinks = 2}, mask);
+      for (const Mask& keys : {Mask(), mask}) {
+        check(positive<double>(), relative, table, {.direction = direction, .engine = engine, .near = 4}, keys);
+        check(taylor(), relative, table, {.direction = direction, .engine = engine, .near = 4}, keys);
+      }
     }
   const auto alibi = [](const Matrix<double>& b) { return AlibiPosition<double>(b(0, 0)); };
   check(positive<double>(), alibi, Matrix<double>::Constant(1, 1, 0.1), {.direction = Direction::causal, .sinks = 2},
@@ -295,7 +302,7 @@ TEST_CASE("gradients with sinks are central differences", "[attention]") {
   constexpr Index E = 3;
   const Matrix<double> b = normal<double>(7, 7, 24), extra = normal<double>(E, E + 2, 23);
   const auto grid = [&](const Matrix<double>& of) { return GridPosition<double>(4, 4, of, extra); };
-  for (const Index sinks : {2, 6}) {
+  for (const Index sinks : {0, 2, 6}) {
     const AttentionOptions options{.near = 2, .sinks = sinks};
     const Gradients<double> g = check(positive<double>(), grid, b, options, mask);
     const Tokens<double> x = random_tokens<double>(few, few, d, 2, 21);
@@ -335,43 +342,48 @@ TEST_CASE("a non-finite sink changes only the rows that attend to it", "[attenti
   }
 }
 
-TEST_CASE("with sinks no bit depends on later tokens or on the number of threads", "[attention]") {
+TEST_CASE("with exact pairs no bit depends on later tokens or on the number of threads", "[attention]") {
   const Tokens<float> x = random_tokens<float>(700, 700, d, d_v, 31);
-  const Attention attention(positive<float>(), RelativePosition<float>(random_table<float>(700, 32)),
-                            {.direction = Direction::causal, .engine = Engine::block_causal, .near = 20, .sinks = 3});
-  const auto run = [&](int threads) {
-    const Threads some(threads);
-    Saved<float> saved;
-    const Matrix<float> y = attention.forward(x.q, x.k, x.v, saved);
-    return std::pair(y, attention.backward(saved, y));
-  };
-  const auto one = run(1), four = run(4);
-  CHECK(same_bits(one.first, four.first));
-  CHECK(same_bits(one.second, four.second));
-  for (const Index kept : {1, 3, 64, 149}) {
-    Tokens<float> other = random_tokens<float>(700, 700, d, d_v, 33);
-    other.q.topRows(kept) = x.q.topRows(kept);
-    other.k.topRows(kept) = x.k.topRows(kept);
-    other.v.topRows(kept) = x.v.topRows(kept);
-    CHECK(same_bits<float>(attention(other.q, other.k, other.v).topRows(kept), one.first.topRows(kept)));
+  for (const Index sinks : {0, 3}) {
+    const Attention attention(
+        positive<float>(), RelativePosition<float>(random_table<float>(700, 32)),
+        {.direction = Direction::causal, .engine = Engine::block_causal, .near = 20, .sinks = sinks});
+    const auto run = [&](int threads) {
+      const Threads some(threads);
+      Saved<float> saved;
+      const Matrix<float> y = attention.forward(x.q, x.k, x.v, saved);
+      return std::pair(y, attention.backward(saved, y));
+    };
+    const auto one = run(1), four = run(4);
+    CHECK(same_bits(one.first, four.first));
+    CHECK(same_bits(one.second, four.second));
+    for (const Index kept : {1, 3, 64, 149}) {
+      Tokens<float> other = random_tokens<float>(700, 700, d, d_v, 33);
+      other.q.topRows(kept) = x.q.topRows(kept);
+      other.k.topRows(kept) = x.k.topRows(kept);
+      other.v.topRows(kept) = x.v.topRows(kept);
+      CHECK(same_bits<float>(attention(other.q, other.k, other.v).topRows(kept), one.first.topRows(kept)));
+    }
   }
 }
 
-TEST_CASE("calls without tokens or channels of values have sinks too", "[attention]") {
-  const Attention attention(positive<double>(), RelativePosition<double>(random_table<double>(9, 47)),
-                            {.near = 2, .sinks = 2});
-  for (const Index n_q : {0, 4})
-    for (const Index n_k : {0, 1, 5})
-      for (const Index channels : {0, 2}) {
-        const Tokens<double> x = random_tokens<double>(n_q, n_k, d, channels, 48);
-        Saved<double> saved;
-        const Matrix<double> y = attention.forward(x.q, x.k, x.v, saved);
-        CHECK(y.rows() == n_q);
-        CHECK((n_k > 0 || y.isZero(0)));
-        const Gradients<double> g = attention.backward(saved, Matrix<double>::Ones(n_q, channels));
-        CHECK(g.queries.allFinite());
-        CHECK(g.keys.allFinite());
-      }
+TEST_CASE("calls without tokens or channels of values have a near field and sinks too", "[attention]") {
+  for (const Index sinks : {0, 2}) {
+    const Attention attention(positive<double>(), RelativePosition<double>(random_table<double>(9, 47)),
+                              {.near = 2, .sinks = sinks});
+    for (const Index n_q : {0, 4})
+      for (const Index n_k : {0, 1, 5})
+        for (const Index channels : {0, 2}) {
+          const Tokens<double> x = random_tokens<double>(n_q, n_k, d, channels, 48);
+          Saved<double> saved;
+          const Matrix<double> y = attention.forward(x.q, x.k, x.v, saved);
+          CHECK(y.rows() == n_q);
+          CHECK((n_k > 0 || y.isZero(0)));
+          const Gradients<double> g = attention.backward(saved, Matrix<double>::Ones(n_q, channels));
+          CHECK(g.queries.allFinite());
+          CHECK(g.keys.allFinite());
+        }
+  }
 }
 
 TEST_CASE("what has no sinks is refused", "[attention]") {

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/attention/attention.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "nprf/feature_map/elu.hpp"
 #include "nprf/feature_map/paper_names.hpp"
@@ -56,17 +55,6 @@ double difference(const Attention<F, P>& attention, const Tokens<double>& x, con
 
 }  // namespace
 
-TEST_CASE("values of 1 give rows of 1", "[attention]") {
-  for_each_kind([](const AttentionOptions& options) {
-    for (const Index n : {1, 2, 63, 130}) {
-      Tokens<double> x = random_tokens<double>(n, n, d, 3);
-      x.v.setOnes();
-      const Attention attention(features(), table(n), options);
-      CHECK(difference(attention, x, run(attention, x), x.v) <= 1);
-    }
-  });
-}
-
 TEST_CASE("a constant added to the bias changes nothing", "[attention]") {
   for_each_kind([](const AttentionOptions& options) {
     const Index n = 70;
@@ -75,56 +63,6 @@ TEST_CASE("a constant added to the bias changes nothing", "[attention]") {
     const Matrix<double> y = run(Attention(features(), Relative(b), options), x);
     for (const double constant : {1., -3.5, 1e6, -1e6})
       CHECK(same_bits(run(Attention(features(), Relative((b.array() + constant).matrix()), options), x), y));
-  });
-}
-
-TEST_CASE("reversed tokens with a reversed bias give reversed rows", "[attention]") {
-  for (const Engine engine : engines())
-    for (const auto& [n_q, n_k] : std::vector<std::pair<Index, Index>>{{65, 65}, {20, 90}, {90, 20}})
-      for (const Index offset : {0, 4, -7}) {
-        const Tokens<double> x = random_tokens<double>(n_q, n_k, d, 2);
-        const Tokens<double> reversed{x.q.colwise().reverse(), x.k.colwise().reverse(), x.v.colwise().reverse()};
-        const Vector<double> b = random_table<double>(100, 42), mirrored = b.reverse();
-        const Attention forward(features(), Relative(b), {.engine = engine});
-        const Attention back(features(), Relative(mirrored), {.engine = engine});
-        const Matrix<double> y = run(forward, x, offset);
-        // the lag j - i - offset changes sign, so that the offset becomes n_k - n_q - offset
-        const Matrix<double> turned = run(back, reversed, n_k - n_q - offset).colwise().reverse();
-        INFO(std::string(name(engine)) << " n_q " << n_q << " n_k " << n_k << " offset " << offset);
-        CHECK(difference(forward, x, turned, y, offset) <= 1);
-      }
-}
-
-TEST_CASE("attention is linear in the values", "[attention]") {
-  for_each_kind([](const AttentionOptions& options) {
-    const Index n = 80;
-    Tokens<double> x = random_tokens<double>(n, n, d, 3), other = x, sum = x;
-    other.v = normal<double>(n, 3, 43);
-    sum.v = 2 * x.v - 3 * other.v;
-    const Attention attention(features(), table(n), options);
-    const Matrix<double> expected = 2 * run(attention, x) - 3 * run(attention, other);
-    const Matrix<double> tolerance = 2 * attention_tolerance(attention, options.engine, x, run(attention, x)) +
-                                     3 * attention_tolerance(attention, options.engine, other, run(attention, other));
-    CHECK(worst_ratio(run(attention, sum), expected, 2 * tolerance) <= 1);
-  });
-}
-
-TEST_CASE("an impulse in the values gives a column of the attention matrix", "[attention]") {
-  for_each_kind([](const AttentionOptions& options) {
-    const Index n_q = 40, n_k = 70;
-    Tokens<double> x = random_tokens<double>(n_q, n_k, d, 1);
-    const Attention attention(features(), table(20), options);
-    const Matrix<double> A = attention.query_features(x.q), B = attention.key_features(x.k);
-    Matrix<double> P = A * B.transpose();
-    for (Index i = 0; i < n_q; ++i)
-      for (Index j = 0; j < n_k; ++j)
-        P(i, j) *= options.direction == Direction::causal && j > i ? 0 : std::exp(attention.position().bias()[j - i]);
-    for (Index i = 0; i < n_q; ++i) P.row(i) /= P.row(i).sum();
-    for (const Index j : {Index{0}, Index{39}, Index{40}, n_k - 1}) {
-      x.v.setZero();
-      x.v(j, 0) = 1;
-      CHECK(difference(attention, x, run(attention, x), Matrix<double>(P.col(j))) <= 1);
-    }
   });
 }
 
@@ -141,59 +79,6 @@ TEST_CASE("block-causal attention: a key of large norm does not affect the preci
   CHECK(y.allFinite());
   const Tokens<double> before{x.q.topRows(400), x.k.topRows(400), x.v.topRows(400)};
   CHECK(difference(attention, before, y.topRows(400), run(attention, before)) <= 1);
-}
-
-TEST_CASE("row i of causal attention equals the last row of attention over i + 1 tokens", "[attention]") {
-  const Index n = 140;
-  const Tokens<double> x = random_tokens<double>(n, n, d, 2);
-  for (const Engine engine : engines()) {
-    const Attention causal(features(), table(n), {.direction = Direction::causal, .engine = engine});
-    const Attention all(features(), table(n), {.engine = Engine::direct});
-    const Matrix<double> y = run(causal, x), tolerance = attention_tolerance(causal, engine, x, y);
-    for (const Index i : {0, 1, 2, 63, 64, 127, 128, 139}) {
-      const Tokens<double> past{x.q.topRows(i + 1), x.k.topRows(i + 1), x.v.topRows(i + 1)};
-      INFO(std::string(name(engine)) << " row " << i);
-      CHECK(worst_ratio(y.row(i), run(all, past).row(i), 2 * tolerance.row(i)) <= 1);
-    }
-  }
-}
-
-TEST_CASE("the row of a query does not depend on other queries", "[attention]") {
-  for_each_kind([](const AttentionOptions& options) {
-    const Index n = 90;
-    const Tokens<double> x = random_tokens<double>(n, n, d, 2);
-    const Attention attention(features(), table(n), options);
-    const Matrix<double> y = run(attention, x), tolerance = attention_tolerance(attention, options.engine, x, y);
-    for (const Index i : {0, 40, 89}) {
-      const Tokens<double> one{x.q.row(i), x.k, x.v};
-      CHECK(worst_ratio(run(attention, one, i), y.row(i), 2 * tolerance.row(i)) <= 1);
-    }
-  });
-}
-
-TEST_CASE("without a position results do not depend on the order of the keys", "[attention]") {
-  const Index n = 66;
-  const Tokens<double> x = random_tokens<double>(n, n, d, 2);
-  const Tokens<double> reversed{x.q, x.k.colwise().reverse(), x.v.colwise().reverse()};
-  for (const Engine engine : engines()) {
-    const Attention attention(features(), NoPosition<double>(), {.engine = engine});
-    CHECK(difference(attention, x, run(attention, reversed), run(attention, x)) <= 1);
-  }
-}
-
-TEST_CASE("with positive features each row is within the range of the values that it attends to", "[attention]") {
-  for_each_kind([](const AttentionOptions& options) {
-    Tokens<double> x = random_tokens<double>(100, 100, d, 2);
-    const Attention attention(features(), table(8), options);
-    const Matrix<double> y = run(attention, x), tolerance = attention_tolerance(attention, options.engine, x, y);
-    for (Index i = 0; i < 100; ++i) {
-      const Matrix<double> values = x.v.topRows(options.direction == Direction::causal ? i + 1 : 100);
-      for (Index p = 0; p < 2; ++p) {
-        CHECK(y(i, p) <= values.col(p).maxCoeff() + tolerance(i, p));
-        CHECK(y(i, p) >= values.col(p).minCoeff() - tolerance(i, p));
-      }
-    }
-  });
 }
 
 TEST_CASE("with rows of unit norm results do not depend on the norms of the inputs, which may be zero", "[attention]") {
@@ -214,102 +99,19 @@ TEST_CASE("with rows of unit norm results do not depend on the norms of the inpu
   });
 }
 
-TEST_CASE("a bias of -infinity outside of a band equals a window", "[attention]") {
-  for_each_kind([](const AttentionOptions& options) {
-    const Index n = 150, back = 5, ahead = 3;
-    const Tokens<double> x = random_tokens<double>(n, n, d, 2);
-    Vector<double> b = random_table<double>(6, 45);  // lags -6..6, of which -5..3 are attended
-    b[0] = never;
-    b.tail(3).setConstant(never);
-    const Attention attention(features(), Relative(b), options);
-    const Matrix<double> A = attention.query_features(x.q), B = attention.key_features(x.k);
-    Matrix<double> y(n, 2);
-    for (Index i = 0; i < n; ++i) {
-      const Index first = std::max<Index>(i - back, 0);
-      const Index last = std::min(options.direction == Direction::causal ? i : i + ahead, n - 1);
-      Eigen::RowVectorXd numerator = Eigen::RowVectorXd::Zero(2);
-      double denominator = 0;
-      for (Index j = first; j <= last; ++j) {
-        const double w = A.row(i).dot(B.row(j)) * std::exp(b[j - i + 6]);
-        numerator += w * x.v.row(j);
-        denominator += w;
-      }
-      y.row(i) = numerator / denominator;
-    }
-    CHECK(difference(attention, x, run(attention, x), y) <= 1);
-  });
-}
-
-TEST_CASE("a clipped table equals a table with its ends repeated", "[attention]") {
-  for_each_kind([](const AttentionOptions& options) {
-    const Index n = 70;
-    const Tokens<double> x = random_tokens<double>(n, n, d, 2);
-    const Vector<double> b = random_table<double>(4, 46);
-    Vector<double> repeated(2 * n + 1);
-    for (Index k = 0; k < repeated.size(); ++k) repeated[k] = b[std::clamp<Index>(k - n + 4, 0, 8)];
-    const Attention attention(features(), Relative(b), options);
-    const Matrix<double> y = run(attention, x), expected = run(Attention(features(), Relative(repeated), options), x);
-    if (options.engine == Engine::banded)  // sums the ends of a table and the lags beyond in another order
-      CHECK(difference(attention, x, y, expected) <= 1);
-    else
-      CHECK(same_bits(y, expected));
-  });
-}
-
-TEST_CASE("an offset gives the last rows of more queries", "[attention]") {
-  for_each_kind([](const AttentionOptions& options) {
-    const Index n_k = 100;
-    const Attention attention(features(), table(150), options);
-    for (const Index offset : {1, 5, 64, 99, 120}) {
-      const Tokens<double> all = random_tokens<double>(offset + 30, n_k, d, 2);
-      const Tokens<double> last{all.q.bottomRows(30), all.k, all.v};
-      const Matrix<double> y = run(attention, all);
-      const Matrix<double> tolerance = attention_tolerance(attention, options.engine, all, y);
-      INFO("offset " << offset);
-      CHECK(worst_ratio(run(attention, last, offset), y.bottomRows(30), 2 * tolerance.bottomRows(30)) <= 1);
-    }
-  });
-}
-
-TEST_CASE("an offset shifts the bias, in both directions", "[attention]") {
-  for_each_kind([](const AttentionOptions& options) {
-    const Index n_q = 40, n_k = 60;
-    const Tokens<double> x = random_tokens<double>(n_q, n_k, d, 2);
-    const Vector<double> b = random_table<double>(130, 47);
-    for (const Index offset : {0, 1, 17, 59, -1, -17, -38}) {
-      // b'[lag + offset] = b[lag], and -infinity for later keys
-      LagBias<double> moved{-130 + offset, b, 0, 0};
-      if (options.direction == Direction::causal) moved.table.tail(130).setConstant(never);
-      const Attention attention(features(), Relative(b), options);
-      const Attention by_bias(features(), Held{moved}, {.engine = options.engine});
-      Report report, report_by_bias;
-      const Matrix<double> y = attention(x.q, x.k, x.v, {.offset = offset, .report = &report});
-      const Matrix<double> expected = by_bias(x.q, x.k, x.v, {.report = &report_by_bias});
-      INFO("offset " << offset);
-      CHECK(difference(attention, x, y, expected, offset) <= 1);
-      CHECK(report.empty_rows == report_by_bias.empty_rows);
-      const Index num_empty = options.direction == Direction::causal && offset < 0 ? -offset : 0;
-      CHECK(report.empty_rows == num_empty);
-      CHECK(y.topRows(num_empty).isZero(0));
-      CHECK(difference(attention, x, y, reference::kernelized_attention(attention, x.q, x.k, x.v, offset), offset) <=
-            1);
-    }
-  });
-}
-
-TEST_CASE("queries before or after all keys", "[attention]") {
+TEST_CASE("queries at an offset, some or all of them before or after all keys", "[attention]") {
   const Tokens<double> x = random_tokens<double>(20, 30, d, 2);
   for_each_kind([&](const AttentionOptions& options) {
     const Attention attention(features(), table(3), options);
-    for (const Index offset : {-1000, -20, 30, 1000, 1000000000}) {
+    for (const Index offset : {-1000, -20, -7, 1, 17, 30, 1000, 1000000000}) {
       Report report;
       const Matrix<double> y = attention(x.q, x.k, x.v, {.offset = offset, .report = &report});
-      const bool num_empty = options.direction == Direction::causal && offset < 0;
+      const Index num_empty = options.direction == Direction::causal ? std::clamp<Index>(-offset, 0, 20) : 0;
       INFO("offset " << offset);
-      CHECK(report.empty_rows == (num_empty ? 20 : 0));
+      CHECK(report.empty_rows == num_empty);
       CHECK(difference(attention, x, y, reference::kernelized_attention(attention, x.q, x.k, x.v, offset), offset) <=
             1);
-      if (num_empty) CHECK(y.isZero(0));
+      CHECK(y.topRows(num_empty).isZero(0));
     }
   });
 }
@@ -464,13 +266,6 @@ TEST_CASE("automatic selects an FFT for many tokens, and block_causal for causal
   }
 }
 
-TEST_CASE("numbers outside of the enumerations are rejected", "[attention]") {
-  check_invalid([] { Attention(features(), table(3), {.engine = static_cast<Engine>(99)}); },
-                {"engine: expected one of nprf::Engine, got number 99"});
-  check_invalid([] { Attention(features(), table(3), {.direction = static_cast<Direction>(-1)}); },
-                {"direction: expected bidirectional or causal, got number -1"});
-}
-
 TEST_CASE("a position for another direction is rejected", "[attention]") {
   const auto t5 = t5_position(normal_vector<double>(8, 1), Direction::causal);
   CHECK_NOTHROW(Attention(features(), t5, {.direction = Direction::causal}));
@@ -503,22 +298,6 @@ TEST_CASE("a wrong shape is rejected: the message has the argument, the expected
   // also for empty inputs
   check_invalid([&] { attention(matrix(0, 4), matrix(0, 4), matrix(0, 2)); }, {"queries", "3 columns", "got 4"});
   check_invalid([&] { attention(matrix(5, 3), matrix(0, 3), matrix(7, 2)); }, {"values", "0 rows", "got 7"});
-}
-
-TEST_CASE("row-major matrices, maps and blocks are viewed in place", "[attention]") {
-  const Matrix<float> x = normal<float>(10, 8, 1);
-  std::vector<float> memory(200, 1.f);
-  const Eigen::Map<const Matrix<float>> map(memory.data() + 1, 7, 5);
-  const Eigen::Map<const Matrix<float>, 0, Eigen::OuterStride<>> strided(memory.data() + 3, 7, 5,
-                                                                         Eigen::OuterStride<>(9));
-  CHECK(MatrixView<float>(x).data() == x.data());
-  CHECK(MatrixView<float>(map).data() == map.data());
-  CHECK(MatrixView<float>(strided).data() == strided.data());
-  CHECK(MatrixView<float>(strided).outerStride() == 9);
-  CHECK(MatrixView<float>(x.block(2, 3, 4, 5)).data() == &x(2, 3));
-  CHECK(MatrixView<float>(x.middleRows(2, 3)).data() == &x(2, 0));
-  const Eigen::MatrixXf columns = x;
-  CHECK(MatrixView<float>(columns).data() != columns.data());
 }
 
 TEST_CASE("results are bitwise equal for column-major inputs, and for a vector of values", "[attention]") {
@@ -663,13 +442,6 @@ TEST_CASE("early rows of causal attention with an offset are precise", "[attenti
       CHECK(largest_row_error(y.row(i), expected) <= 1e-4);  // the default tolerance
     }
   }
-}
-
-TEST_CASE("a call with an offset beyond 2^40 is rejected", "[attention]") {
-  const Tokens<double> x = random_tokens<double>(3, 3, d, 2);
-  const Attention attention(features(), Held{{0, Vector<double>::Zero(1), -1, -1}});
-  for (const Index offset : {(Index{1} << 40) + 1, -(Index{1} << 40) - 1, std::numeric_limits<Index>::max()})
-    check_invalid([&] { run(attention, x, offset); }, {"offset: expected -2^40 to 2^40", "got "});
 }
 
 TEST_CASE("the bias of a user's position is checked by the constructor", "[attention]") {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/core/lags.hpp"
 
-#include <algorithm>
 #include <limits>
 #include <vector>
 
@@ -12,7 +11,7 @@ namespace nprf::test::core_lag_bias_view {
 namespace {
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
-constexpr double table[] = {1, 3, -infinity, 2};
+constexpr double table[] = {1, 3, -infinity, 2}, ends[] = {-infinity, 3, 2, -infinity};
 
 constexpr LagBiasView<double> view(double before, double after) { return {-1, table, 4, before, after}; }
 
@@ -63,13 +62,15 @@ TEST_CASE("the first lag with the largest bias of a range", "[core]") {
     for (const double after : {-1.0, 0.0, 0.5})
       for (Index first = -6; first <= 6; ++first)
         for (Index last = first - 1; last <= 7; ++last) {
-          const LagBiasView<double> bias = view(before, after);
-          Index expected = first;
-          for (Index lag = first; lag <= last; ++lag)
-            if (bias[lag] > bias[expected]) expected = lag;
           INFO("slopes " << before << " and " << after << ", range " << first << " to " << last);
-          CHECK(bias[bias.largest({first, last})] == bias[expected]);
-          CHECK(bias.max({first, last}) == (last < first ? -infinity : bias[expected]));
+          for (const LagBiasView<double>& bias :
+               {view(before, after), LagBiasView<double>{-1, ends, 4, before, after}}) {
+            Index expected = first;
+            for (Index lag = first; lag <= last; ++lag)
+              if (bias[lag] > bias[expected]) expected = lag;
+            CHECK(bias[bias.largest({first, last})] == bias[expected]);
+            CHECK(bias.max({first, last}) == (last < first ? -infinity : bias[expected]));
+          }
         }
 }
 

@@ -3,6 +3,7 @@
 // Non-finite tokens, underflow and rows that fail.
 #include <cmath>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "decoder/tokens.hpp"
@@ -43,11 +44,12 @@ std::vector<Held> positions() {
 }  // namespace
 
 TEST_CASE("non-finite: the same rows and columns as of the attention", "[decoder]") {
-  for (const Index near : {0, 6})
+  for (const auto& [near, sinks] : {std::pair<Index, Index>{0, 0}, {6, 0}, {0, bad + 1}})
     for (const Held& position : positions())
       for (const Part part : {Part::query, Part::key, Part::value})
         for (const double x : {std::nan(""), infinity, -infinity}) {
-          const MultiHeadAttention attention(orf<T>(d, 8, 1), position, {.direction = Direction::causal, .near = near});
+          const MultiHeadAttention attention(orf<T>(d, 8, 1), position,
+                                             {.direction = Direction::causal, .near = near, .sinks = sinks});
           TokenBatch<T> some(1, 2, 1, n, d, d_v), all(1, 2, 1, n, d, d_v);
           for (TokenBatch<T>* one : {&some, &all}) {
             TokenArray<T>& changed = part == Part::query ? one->q : part == Part::key ? one->k : one->v;
@@ -171,6 +173,24 @@ TEST_CASE("failing rows are counted", "[decoder]") {
   CHECK(rows(window(10)) == 0);
   CHECK(rows({RelativePosition<T>(random_table<T>(n, 4)).bias()}) == 0);
   CHECK(rows({NoPosition<T>().bias()}) == n - (RunningSums<T>::block - 1));
+}
+
+TEST_CASE("rows whose denominators underflow fail", "[decoder]") {
+  // features of queries and of keys that peak far apart
+  Matrix<T> w = Matrix<T>::Zero(2, d);
+  w(0, 0) = 1, w(1, 0) = -1;
+  for (const Held& position : positions()) {
+    const AttentionOptions options{.direction = Direction::causal, .normalization = Normalization::none()};
+    Decoder decoder(MultiHeadAttention(PositiveFeatures<T>(w), position, options));
+    TokenBatch<T> x(1, 1, 1, 5, d, d_v);
+    x.q.values.setZero(), x.k.values.setZero();
+    x.q.values.col(0).setConstant(120), x.k.values.col(0).setConstant(-120);
+    Report report;
+    x.step(decoder, 0, 5, {.report = &report});
+    CHECK(report.failing_rows == 5);
+    CHECK(report.error_bound == infinity);
+    CHECK(x.y.values.array().isNaN().all());
+  }
 }
 
 }  // namespace nprf::test::decoder_decoder_non_finite

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/decoder/step_bias.hpp"
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -66,35 +65,6 @@ TEST_CASE("step bias: the reach of each position", "[decoder]") {
   CHECK(agrees(of_window, window, 60));
 }
 
-TEST_CASE("step bias: stored biases by decreasing age", "[decoder]") {
-  const RelativePosition<T> position(random_table<T>(9, 3));
-  StepBias<T> b(position.bias().view(), 12, 6, false);
-  CHECK(b.table() == 9);
-  const StepBias<T> before = b;
-  for (const Index ages : {3, 11, 14, 100}) {
-    b.reserve(ages);
-    for (Index oldest = 0; oldest < std::min(b.reach() + 6, std::max(ages, b.table())); ++oldest)
-      for (Index age = 0; age <= oldest; ++age) {
-        CHECK(b.from(oldest)[oldest - age] == b(age));
-        CHECK(b(age) == before(age));
-      }
-  }
-}
-
-TEST_CASE("step bias: a reach beyond all tokens takes no memory, and changes no bias", "[decoder]") {
-  constexpr Index unlimited = StepBias<T>::unlimited;
-  const RelativePosition<T> position(random_table<T>(9, 3));
-  const StepBias<T> near(position.bias().view(), 0, 6, false);
-  StepBias<T> far(position.bias().view(), unlimited, unlimited, false, unlimited);
-  far.reserve(1000);
-  CHECK(far.reach() == unlimited);
-  CHECK(far.table() == near.table());
-  CHECK(far.spread() == near.spread());
-  for (Index age = 0; age < 1000; ++age) CHECK(far(age) == near(age));
-  // that of a line is of all ages
-  CHECK(StepBias<T>(AlibiPosition<T>(0.5f).bias().view(), unlimited, 1, false).spread() == 0.5 * unlimited);
-}
-
 TEST_CASE("step bias: whether queries attend to all keys", "[decoder]") {
   Vector<T> table = random_table<T>(9, 3), hole = table, window = table;
   hole[5] = window[0] = -std::numeric_limits<T>::infinity();
@@ -104,24 +74,6 @@ TEST_CASE("step bias: whether queries attend to all keys", "[decoder]") {
   CHECK(attends_to_all(table));
   CHECK_FALSE(attends_to_all(hole));
   CHECK_FALSE(attends_to_all(window));
-}
-
-TEST_CASE("step bias: the largest bias of a query", "[decoder]") {
-  const auto check = [](const auto& position) {
-    const StepBias<T> b(position.bias().view(), 12, 6, false);
-    double largest = -infinity;
-    for (Index tokens = 1; tokens < 40; ++tokens) {
-      largest = std::max(largest, b(tokens - 1));
-      CHECK(b.largest(tokens) == largest);
-    }
-  };
-  Vector<T> table = random_table<T>(9, 3), late = table;
-  late.tail(13).setConstant(-std::numeric_limits<T>::infinity());  // keys less than 3 tokens before
-  check(RelativePosition<T>(table));
-  check(RelativePosition<T>(late));
-  check(NoPosition<T>());
-  check(AlibiPosition<T>(0.5f));
-  check(AlibiPosition<T>(-0.5f));
 }
 
 TEST_CASE("step bias: weights of the table, and their spread", "[decoder]") {

@@ -10,7 +10,6 @@
 #include <functional>
 #include <limits>
 #include <memory>
-#include <numbers>
 #include <string>
 #include <thread>
 #include <vector>
@@ -44,17 +43,6 @@ std::vector<Index> lengths() {
     if (is_valid_length(length)) all.push_back(length);
   for (const Index length : {8 * 125, 8 * 243, 8 * 60, 1024, 4096}) all.push_back(length);
   return all;
-}
-
-// e^(2 pi i k / 4L), k < 4L
-std::vector<Complex> roots(Index L) {
-  std::vector<Complex> all;
-  for (Index k = 0; k < 4 * L; ++k) all.push_back(unit_root(k, 4 * L));
-  return all;
-}
-
-const Complex& root(const std::vector<Complex>& all, Index k) {
-  return all[static_cast<std::size_t>(k % static_cast<Index>(all.size()))];
 }
 
 // The functions of a tree, on arrays. Each is instantiated only here, because they compile slowly.
@@ -109,53 +97,6 @@ void convolve_pair(const fft::PolynomialTree<T>& tree, const std::array<Z<T>*, 2
         static_assert(decltype(s)::value < 2, "a constant of the type");
         store(s, j, z);
       });
-}
-
-// Index p in the order of the tree has the value at the root e^(2 pi i order[p] / 4L), which is the value of the
-// polynomial z there.
-template <class T>
-std::vector<Index> order(const fft::PolynomialTree<T>& tree) {
-  const Index L = tree.length();
-  Signal<T> x(L);
-  for (Index j = 0; j < L; ++j) x.data()[j] = Z<T>{fft::Lanes<T>{} + (j == 1 ? T(1) : T(0)), fft::Lanes<T>{}};
-  const Signal<T> z = values(tree, x.data());
-  std::vector<Index> found;
-  for (Index p = 0; p < L; ++p) {
-    const double turns = std::atan2(static_cast<double>(z.data()[p].im[0]), static_cast<double>(z.data()[p].re[0])) /
-                         (2 * std::numbers::pi);
-    found.push_back((std::lround(turns * static_cast<double>(4 * L)) + 4 * L) % (4 * L));
-  }
-  return found;
-}
-
-// Whether the n entries of an order from p on come from splits: for some radix the first entries of the parts differ by
-// part_order times 4L/n, and each part comes from splits in the same way. The order is then a mixed-radix digit
-// reversal with the digits in part_order.
-bool is_split(const std::vector<Index>& order_of_values, Index p, Index n, Index L) {
-  if (n == 1) return true;
-  for (const int radix : {2, 3, 4, 5, 8}) {
-    if (n % radix != 0 || (n == 8 && radix != 8)) continue;
-    bool fits = true;
-    for (int k = 0; fits && k < radix; ++k) {
-      const Index from = p + k * (n / radix);
-      fits = order_of_values[static_cast<std::size_t>(from)] ==
-                 order_of_values[static_cast<std::size_t>(p)] + 4 * L / n * fft::part_order(radix, k) &&
-             is_split(order_of_values, from, n / radix, L);
-    }
-    if (fits) return true;
-  }
-  return false;
-}
-
-// sum_j x_j w(j) in one lane
-template <class T, class W>
-Complex weighted_sum(const Signal<T>& x, Index n, Index l, W&& w) {
-  Complex sum = 0;
-  for (Index j = 0; j < n; ++j) {
-    const Complex a = lane(x.data()[j], l), e = w(j);  // written out, because operator* is slow: it handles infinities
-    sum += Complex(a.real() * e.real() - a.imag() * e.imag(), a.real() * e.imag() + a.imag() * e.real());
-  }
-  return sum;
 }
 
 // The rounding error of a transform grows with the square root of the number of its steps. Measured errors are a little
@@ -245,107 +186,6 @@ TEMPLATE_TEST_CASE("a tree rejects lengths that are not 8 2^a 3^b 5^c", "[fft]",
   for (const Index length : lengths()) CHECK(Tree(length).length() == length);
 }
 
-TEMPLATE_TEST_CASE("the twist has the angles pi j / 2L", "[fft]", NPRF_TEST_SCALARS) {
-  using T = TestType;
-  for (const Index L : lengths()) {
-    const fft::PolynomialTree<T> tree(L);
-    double worst = 0;
-    for (Index j = 0; j < L; ++j) {
-      const Complex exact = unit_root(j, 4 * L);
-      worst = std::max(worst, std::abs(static_cast<double>(tree.twist()[2 * j] - exact.real())));
-      worst = std::max(worst, std::abs(static_cast<double>(tree.twist()[2 * j + 1] - exact.imag())));
-    }
-    INFO("length " << L);
-    CHECK(worst <= epsilon<T>);
-  }
-}
-
-TEMPLATE_TEST_CASE("values are in the order of the splits, starting with the principal root of i", "[fft]",
-                   NPRF_TEST_SCALARS) {
-  for (const Index L : lengths()) {
-    const fft::PolynomialTree<TestType> tree(L);
-    const std::vector<Index> order_of_values = order(tree);
-    INFO("length " << L);
-    CHECK(order_of_values[0] == 1);
-    CHECK(is_split(order_of_values, 0, L, L));
-    std::vector<Index> sorted = order_of_values;
-    std::sort(sorted.begin(), sorted.end());
-    bool permutation = true;
-    for (Index k = 0; k < L; ++k) permutation = permutation && sorted[static_cast<std::size_t>(k)] == 4 * k + 1;
-    CHECK(permutation);
-  }
-}
-
-TEMPLATE_TEST_CASE("values computes the polynomial at the roots of i", "[fft]", NPRF_TEST_SCALARS) {
-  using T = TestType;
-  for (const Index L : lengths()) {
-    const fft::PolynomialTree<T> tree(L);
-    const Signal<T> x = normal_lanes<T>(L, 1);
-    const std::vector<Complex> w = roots(L);
-    const Signal<T> y = values(tree, x.data());
-    const std::vector<Index> order_of_values = order(tree);
-    Errors errors;
-    for (const Index p : some_rows(L, 40))
-      for (Index l = 0; l < fft::lane_count<T>; ++l) {
-        const Index step = order_of_values[static_cast<std::size_t>(p)];
-        errors.add(lane(y.data()[p], l), weighted_sum(x, L, l, [&](Index j) { return root(w, step * j); }));
-      }
-    INFO("length " << L);
-    CHECK(errors.relative() <= tolerance<T>(L));
-    CHECK(errors.worst() <= worst_margin * tolerance<T>(L));
-  }
-}
-
-//     z_j = e^(pi i j / 2L) sum_p v_p e^(-2 pi i order_p j / 4L)
-TEMPLATE_TEST_CASE("coefficients computes L times the twisted coefficients of the polynomial with the given values",
-                   "[fft]", NPRF_TEST_SCALARS) {
-  using T = TestType;
-  for (const Index L : lengths()) {
-    const fft::PolynomialTree<T> tree(L);
-    const Signal<T> v = normal_lanes<T>(L, 2);
-    const std::vector<Complex> w = roots(L);
-    const Signal<T> z = coefficients(tree, v.data());
-    const std::vector<Index> order_of_values = order(tree);
-    Errors errors;
-    for (const Index j : some_rows(L, 40))
-      for (Index l = 0; l < fft::lane_count<T>; ++l) {
-        const auto inverse_root = [&](Index p) {
-          return std::conj(root(w, (order_of_values[static_cast<std::size_t>(p)] - 1) * j));
-        };
-        errors.add(lane(z.data()[j], l), weighted_sum(v, L, l, inverse_root));
-      }
-    INFO("length " << L);
-    CHECK(errors.relative() <= tolerance<T>(L));
-    CHECK(errors.worst() <= worst_margin * tolerance<T>(L));
-  }
-}
-
-TEMPLATE_TEST_CASE("the values at the leaves are those that are written, of two real signals too", "[fft]",
-                   NPRF_TEST_SCALARS) {
-  using T = TestType;
-  for (const Index L : {8, 24, 40, 240, 1024}) {
-    const fft::PolynomialTree<T> tree(L);
-    const Signal<T> x = normal_lanes<T>(L, 15);  // its real and its imaginary parts
-    Signal<T> scratch(2 * L), y(2 * L);
-    tree.template values<2>(
-        {scratch.data(), scratch.data() + L}, [&](auto s, Index j) { return s == 0 ? x.data()[j].re : x.data()[j].im; },
-        [&](Index k, Z<T>(&z)[2][8]) {
-          for (Index s = 0; s < 2; ++s) std::copy_n(z[s], 8, y.data() + s * L + 8 * k);
-        });
-    for (Index s = 0; s < 2; ++s) {
-      Signal<T> one(L);
-      for (Index j = 0; j < L; ++j) one.data()[j] = {s == 0 ? x.data()[j].re : x.data()[j].im, fft::Lanes<T>{}};
-      const Signal<T> written = values(tree, one.data());
-      Errors errors;
-      for (Index p = 0; p < L; ++p)
-        for (Index l = 0; l < fft::lane_count<T>; ++l)
-          errors.add(lane(y.data()[s * L + p], l), lane(written.data()[p], l));
-      INFO("length " << L << ", signal " << s);
-      CHECK(errors.relative() <= epsilon<T>);
-    }
-  }
-}
-
 TEMPLATE_TEST_CASE("coefficients is the inverse of values, up to the factor L and the twist", "[fft]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
@@ -378,26 +218,6 @@ TEMPLATE_TEST_CASE("convolve multiplies real polynomials modulo z^2L + 1", "[fft
     INFO("length " << L);
     CHECK(errors.relative() <= 2 * tolerance<T>(L));
     CHECK(errors.worst() <= 2 * worst_margin * tolerance<T>(L));
-  }
-}
-
-TEMPLATE_TEST_CASE("real coefficients give the same result as complex ones with imaginary part zero", "[fft]",
-                   NPRF_TEST_SCALARS) {
-  using T = TestType;
-  for (const Index L : lengths()) {
-    const fft::PolynomialTree<T> tree(L);
-    const auto x = real_lanes<T>(L, 4);
-    Signal<T> z(L), ones(L);
-    for (Index j = 0; j < L; ++j) {
-      z.data()[j] = {x.data()[j], fft::Lanes<T>{}};
-      ones.data()[j] = {fft::Lanes<T>{} + 1, fft::Lanes<T>{}};
-    }
-    const Signal<T> real = convolved(tree, x.data(), ones.data()), complex = convolved(tree, z.data(), ones.data());
-    Errors errors;
-    for (Index j = 0; j < L; ++j)
-      for (Index l = 0; l < fft::lane_count<T>; ++l) errors.add(lane(real.data()[j], l), lane(complex.data()[j], l));
-    INFO("length " << L);
-    CHECK(errors.worst() <= worst_margin * tolerance<T>(L));
   }
 }
 
@@ -505,18 +325,6 @@ TEMPLATE_TEST_CASE("a non-finite number in one lane changes no other lane of a t
       }
     }
   }
-}
-
-TEMPLATE_TEST_CASE("all lanes with the same input have the same result", "[fft]", NPRF_TEST_SCALARS) {
-  using T = TestType;
-  const Index L = 240;
-  const fft::PolynomialTree<T> tree(L);
-  const Matrix<T> x = normal<T>(L, 2, 11);
-  Signal<T> same(L);
-  for (Index j = 0; j < L; ++j) same.data()[j] = {fft::Lanes<T>{} + x(j, 0), fft::Lanes<T>{} + x(j, 1)};
-  const Signal<T> y = values(tree, same.data());
-  for (Index j = 0; j < L; ++j)
-    for (Index l = 1; l < fft::lane_count<T>; ++l) REQUIRE(lane(y.data()[j], l) == lane(y.data()[j], 0));
 }
 
 TEMPLATE_TEST_CASE("numbers near overflow and underflow are transformed with the same relative error", "[fft]",

@@ -114,20 +114,34 @@ TEST_CASE("without weights at reachable lags, or without tokens, a product and i
   check(x);
 }
 
-TEMPLATE_TEST_CASE("a product gives numerators and denominators at once", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("tokens may leave slots empty, and a product gives numerators and denominators at once",
+                   "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   std::vector<Workspace> workspaces(2);
   const Team team(workspaces);
   with_gaps<T>([&](InSlots<T>&& x) {
     for (const Engine engine : engines()) {
+      const auto make = make_product(engine);
       INFO(std::string(name(engine)) << ", " << x.name());
-      CHECK(x.error(engine, x.contract_with_ones(make_product(engine), team)) <= 1);
+      CHECK(x.error(engine, x.contract(make, team)) <= 1);
+      CHECK(x.error(engine, x.contract_with_ones(make, team)) <= 1);
+      CHECK(x.error(engine, x.gradients(make, team)) <= 1);
     }
   });
   for (const Engine engine : engines()) {
     INFO(std::string(name(engine)) << " without values");
     const InSlots<T> x(40, 33, Slots{40}, Slots{33}, 3, 0);
     CHECK(x.error(engine, x.contract_with_ones(make_product(engine), team)) <= 1);
+  }
+}
+
+TEMPLATE_TEST_CASE("no bit of a product or of its gradients depends on the number of threads", "[toeplitz][threads]",
+                   NPRF_TEST_SCALARS) {
+  for (const Engine engine : engines()) {
+    INFO(std::string(name(engine)));
+    check_thread_bits(InSlots<TestType>(300, 280, random_slots(300, 0.9, 1), random_slots(280, 0.9, 2), 35, 37),
+                      make_product(engine));
+    check_thread_bits(InSlots<TestType>(1100, 1100, Slots{1100}, Slots{1100}, 5, 65), make_product(engine));
   }
 }
 

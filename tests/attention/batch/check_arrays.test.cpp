@@ -11,7 +11,6 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 #include "support/catch.hpp"
@@ -31,31 +30,6 @@ std::vector<double> numbered() {
 }
 
 }  // namespace
-
-TEST_CASE("a view of heads gives the rows of each head", "[multi_head]") {
-  std::vector<double> values = numbered();
-  const HeadsView<double> x{values.data(), batch, heads, tokens, channels};
-  CHECK(x.size() == 120);
-  for (Index b = 0; b < batch; ++b)
-    for (Index h = 0; h < heads; ++h) {
-      const auto rows = x(b, h);
-      REQUIRE(rows.rows() == tokens);
-      REQUIRE(rows.cols() == channels);
-      for (Index i = 0; i < tokens; ++i)
-        for (Index c = 0; c < channels; ++c)
-          CHECK(rows(i, c) == static_cast<double>(((b * heads + h) * tokens + i) * channels + c));
-    }
-}
-
-TEST_CASE("writing through a view of heads changes only that head", "[multi_head]") {
-  std::vector<double> values = numbered();
-  const HeadsView<double> x{values.data(), batch, heads, tokens, channels};
-  x(1, 2).row(3).setConstant(-1);
-  for (Index i = 0; i < x.size(); ++i) {
-    const auto at = static_cast<std::size_t>(i);
-    CHECK(values[at] == (i < 115 ? static_cast<double>(i) : -1.0));
-  }
-}
 
 TEST_CASE("a view of heads converts to a read-only view, but not the reverse", "[multi_head]") {
   std::vector<double> values = numbered();

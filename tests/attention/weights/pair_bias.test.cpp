@@ -97,7 +97,7 @@ TEST_CASE("differences of biases far from zero are precise", "[attention]") {
     for (Index i = 0; i < n; ++i) {
       Vector<double> b(n);
       bias(i, bias.largest(i), 0, n, b.data());
-      const auto distance = [&](Index j) { return std::abs(j - i - offset); };
+      const auto distance = [i, offset = offset](Index j) { return std::abs(j - i - offset); };
       Index nearest = distance(0);
       for (Index j = 1; j < n; ++j) nearest = std::min(nearest, distance(j));
       for (Index j = 0; j < n; ++j) {

@@ -7,8 +7,6 @@
 #include "support/catch.hpp"
 #include "support/error.hpp"
 #include "support/product.hpp"
-#include "support/random.hpp"
-#include "toeplitz/in_slots.hpp"
 
 namespace nprf::test::toeplitz_banded_tail_states {
 
@@ -17,28 +15,6 @@ using toeplitz::Side;
 using toeplitz::TailStates;
 using toeplitz::TailTiles;
 using toeplitz::Windows;
-
-TEMPLATE_TEST_CASE("a sum over all rows is P^T Q or P^T [Q 1], and no bit of it depends on the number of threads",
-                   "[toeplitz][threads]", NPRF_TEST_SCALARS) {
-  using T = TestType;
-  for (const Index n : {0, 1, 127, 1023, 1024, 2049, 5003, 40009}) {
-    const Matrix<T> P = normal<T>(n, 3, 1), Q = normal<T>(n, 5, 2), Q1 = with_ones(Q);
-    const Matrix<double> p = P.template cast<double>(), q = Q1.template cast<double>(),
-                         tolerance = direct_growth<T>(0, n) * p.cwiseAbs().transpose() * q.cwiseAbs();
-    for (const Index cols : {5, 6}) {
-      Matrix<T> first;
-      with_team_sizes([&](const Team& team) {
-        auto S = team.workspace().template matrix<T>(3, cols);
-        S.setConstant(17);
-        toeplitz::sum_of_outer<T>(P, Q, S, team);
-        if (team.size() == 1) first = S;
-        INFO(n << " rows, " << cols << " columns, " << team.size() << " threads");
-        CHECK(worst_ratio(S, (p.transpose() * q).eval().leftCols(cols), tolerance.leftCols(cols)) <= 1);
-        CHECK(same_bits<T>(S, first));
-      });
-    }
-  }
-}
 
 TEST_CASE("a tile sums very many keys in its tail, and errors do not grow with their number", "[toeplitz]") {
   const Index n_q = 3, n_k = 40011, r = 1, p = 1;

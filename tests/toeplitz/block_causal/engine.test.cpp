@@ -131,21 +131,6 @@ TEMPLATE_TEST_CASE("block-causal: the last weight may be of any lag", "[toeplitz
   }
 }
 
-TEMPLATE_TEST_CASE("block-causal: tokens may leave slots empty", "[toeplitz]", NPRF_TEST_SCALARS) {
-  Workspace workspace;
-  with_gaps<TestType>([&](const InSlots<TestType>& x) {
-    INFO(x.name());
-    CHECK(x.error(Engine::block_causal, x.contract(make_block_causal, Team(workspace))) <= 1);
-    CHECK(x.error(Engine::block_causal, x.gradients(make_block_causal, Team(workspace))) <= 1);
-  });
-}
-
-TEMPLATE_TEST_CASE("block-causal: no bit depends on the number of threads", "[toeplitz][threads]", NPRF_TEST_SCALARS) {
-  check_thread_bits(InSlots<TestType>(300, 280, random_slots(300, 0.9, 1), random_slots(280, 0.9, 2), 35, 37),
-                    make_block_causal);
-  check_thread_bits(InSlots<TestType>(1100, 1100, Slots{1100}, Slots{1100}, 5, 65), make_block_causal);
-}
-
 TEMPLATE_TEST_CASE("block-causal: later tokens change no bit", "[toeplitz][long]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n = 1300, r = 5, p = fft::lane_count<T> + 1;

@@ -59,15 +59,6 @@ TEMPLATE_TEST_CASE("the lanes engine's gradients are the sums that define them",
   });
 }
 
-TEMPLATE_TEST_CASE("lanes: tokens may leave slots empty", "[toeplitz]", NPRF_TEST_SCALARS) {
-  Workspace workspace;
-  with_gaps<TestType>([&](const InSlots<TestType>& x) {
-    INFO(x.name());
-    CHECK(x.error(Engine::lanes, x.contract(make_lanes, Team(workspace))) <= 1);
-    CHECK(x.error(Engine::lanes, x.gradients(make_lanes, Team(workspace))) <= 1);
-  });
-}
-
 TEMPLATE_TEST_CASE("lanes: the sums of sizes are right", "[toeplitz][long]", NPRF_TEST_SCALARS) {
   using T = TestType;
   check_sizes<T>(
@@ -80,12 +71,6 @@ TEMPLATE_TEST_CASE("lanes: the sums of sizes are right", "[toeplitz][long]", NPR
 
 TEMPLATE_TEST_CASE("lanes: small columns beside large ones keep their digits", "[toeplitz][long]", NPRF_TEST_SCALARS) {
   check_mixed_scales<TestType>(Engine::lanes, 90, 110, 109);
-}
-
-TEMPLATE_TEST_CASE("lanes: no bit depends on the number of threads", "[toeplitz][threads]", NPRF_TEST_SCALARS) {
-  check_thread_bits(InSlots<TestType>(300, 280, random_slots(300, 0.9, 1), random_slots(280, 0.9, 2), 35, 37),
-                    make_lanes);
-  check_thread_bits(InSlots<TestType>(200, 200, Slots{200}, Slots{200}, 5, 65), make_lanes);
 }
 
 TEMPLATE_TEST_CASE("lanes: columns have separate scales", "[toeplitz]", NPRF_TEST_SCALARS) {

@@ -130,25 +130,6 @@ TEST_CASE("the scratch memory of the fftw engine is as documented", "[toeplitz]"
   CHECK(std::abs(peak(8, 4) - peak(8, 2) - 2 * n) <= lines);  // two more of Y
 }
 
-TEMPLATE_TEST_CASE("the fftw engine: empty slots are like tokens of zeros", "[toeplitz]", NPRF_TEST_SCALARS) {
-  std::vector<Workspace> workspaces(3);
-  const Team team(workspaces);
-  with_gaps<TestType>([&](const InSlots<TestType>& x) {
-    INFO(x.name());
-    CHECK(x.error(Engine::fftw, x.contract(make_fftw, team)) <= 1);
-  });
-  const InSlots<TestType> no_keys(200, 300, random_slots(200, 0.5, 1), std::vector<Index>(), 3, 2);
-  CHECK(no_keys.contract(make_fftw, team).isZero(0));
-  const InSlots<TestType> no_queries(200, 300, std::vector<Index>(), random_slots(300, 0.5, 1), 3, 2);
-  CHECK(no_queries.contract(make_fftw, team).rows() == 0);
-}
-
-TEMPLATE_TEST_CASE("the fftw engine: no bit depends on the number of threads", "[toeplitz][threads]",
-                   NPRF_TEST_SCALARS) {
-  check_thread_bits(InSlots<TestType>(600, 500, random_slots(600, 0.8, 1), random_slots(500, 0.7, 2), 13, 21),
-                    make_fftw);
-}
-
 }  // namespace nprf::test::toeplitz_fftw_engine
 
 #endif  // NPRF_USE_FFTW
