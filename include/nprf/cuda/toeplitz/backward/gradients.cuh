@@ -144,8 +144,9 @@ class GradientColumnsTile {
     if (m_t0 + m_lane < stride)
       to[(static_cast<std::ptrdiff_t>(m_z) * (m_p + 1) + column) * stride + m_t0 + m_lane] = x;
   }
-  // transposes the columns c0 .. c0 + 31 up to p: from(turn) is the entry of column c0 + m_lane and of token(turn);
-  // to(column, x) gets the entry x of the column and of token m_lane of the tile
+  // transposes the columns c0 .. c0 + 31 of the tile, of those 0 .. p. A warp reads one token in each turn: from(turn)
+  // is the entry of token(turn) in column c0 + m_lane. Then it writes one column at a time: to(column, x) gets the
+  // entry x of the tile's token m_lane in that column
   template <class From, class To>
   __device__ __forceinline__ void transpose(int c0, From&& from, To&& to) const {
     __syncthreads();

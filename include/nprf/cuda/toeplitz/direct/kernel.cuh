@@ -76,7 +76,8 @@ void queue_direct(const DirectTask<S, Feature>& task, int z, cudaStream_t stream
   if constexpr (MmaFactor<Feature> && std::is_same_v<S, Feature>) {
     using Streamed = StreamedTile<Feature>;
     static_assert(Streamed::queries == Y::queries);
-    // where kernels are only loaded, both are, since later calls may have padding or another alignment
+    // The streamed kernel takes no mask and only aligned rows, the other one takes all calls. While kernels are loaded
+    // ahead (KernelLoading), both are, since later calls may have a mask or other strides
     const bool is_streamed = streams && Streamed::supports(task);
     if (is_streamed || (streams && KernelLoading::is_active()))
       launch("direct", streamed_direct_kernel<Feature>, grid, dim3{Streamed::threads, 1, 1}, Streamed::shared, stream,
