@@ -32,8 +32,8 @@ Matrix<T> haar_orthogonal(Matrix<T> q) {
   return q;  // (m,d)
 }
 
-// Turns m orthonormal rows (m,d) into the m corners of a regular simplex around 0, of norm 1: the rows minus their
-// mean, which has the norm 1 / sqrt(m). A single row stays.
+// Turns m orthonormal rows (m,d) into the m corners of a regular simplex around 0, of norm 1: sqrt(m / (m - 1)) times
+// the rows minus their mean. A single row stays.
 template <Real T>
 Matrix<T> simplex_corners(Matrix<T> q) {
   const T m = static_cast<T>(q.rows());

@@ -140,7 +140,8 @@ class BackwardPass {
     return checks;
   }
 
-  // the rows from which the product's gradients are computed: features A', gradients G and sizes s_i (GradientScaling)
+  // the rows from which the product's gradients are computed: the scaled features A' and gradients G (GradientScaling),
+  // and the magnitudes s_i that rounding errors are relative to (toeplitz::GradientMeasure)
   struct Rows {
     MatrixView<T> A, G;  // (n_q,r) (n_q,d_v+1)
     const T* sizes;      // (n_q)

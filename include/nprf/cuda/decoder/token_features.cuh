@@ -13,7 +13,7 @@ namespace nprf::cuda {
 
 /// Shared memory for the features of one token.
 struct TokenScratch {
-  float* x;        // (tiles,d_padded)  the token, and its coordinates if there is a centring
+  float* x;        // (task.tiles(),d_padded)  the token x', with a centring also its coordinates z (FeatureTask)
   float* scratch;  // (OneTokenShape::warps)  for reductions
 };
 

@@ -182,7 +182,8 @@ void sum_of_outer(const MatrixView<T>& P, const MatrixView<T>& Q, MatrixMap<T> S
 ///     of queries   S_I = sum of exp(slope |s_i - pivot_J|) exp(slope |pivot_J - pivot_I|) P_i^T Q_i
 ///                  over the tiles J that have all keys of tile I, and over the queries i of J
 ///
-/// Query i is in slot s_i and key j in slot t_j. The pivots and the keys of a tile are those of TailTiles.
+/// Query i is in slot s_i and key j in slot t_j. The keys of a tile of queries are those that are in the tail for all
+/// of its queries, and pivot_I is a slot of tile I (TailTiles). The tail begins at the lag `edge` (ExponentialTail).
 template <Real T>
 class TailStates {
  public:

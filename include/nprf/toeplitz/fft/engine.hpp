@@ -161,7 +161,8 @@ class FftEngine {
     }
   }
 
-  // y += a o T(c) (b o u), for a twisted a
+  // y += a o T(c) (b o u) for one feature, where T(c) is the Toeplitz matrix of the weights, and a a twisted column
+  // (FeatureColumns): it contains the factor that the inverse transform leaves. z is scratch memory
   void add(const T* b, const Lanes* u, const T* a, Lanes* y, Z* z) const {
     m_tree->template convolve<1>(
         {z}, [=](auto, Index j) { return b[j] * u[j]; },
