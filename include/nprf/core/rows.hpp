@@ -3,11 +3,13 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <numeric>
 #include <span>
 #include <type_traits>
 
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
+#include "nprf/core/workspace.hpp"
 
 /// Sums and updates of rows, each compiled once for a scalar. An expression of Eigen in the caller's code would be a
 /// type of its own, which takes time to compile.
@@ -91,6 +93,20 @@ bool has_finite_entries(const X& x) {
   return true;
 }
 
+/// x (n,d), or a copy in the workspace in which rows that are not finite are zero: products with such a row would be
+/// NaN even with a weight of 0. O(n d).
+template <Real T>
+MatrixView<T> finite_rows(const std::type_identity_t<MatrixView<T>>& x, Workspace& workspace) {
+  Index i = 0;
+  while (i < x.rows() && is_finite(row_of(x, i))) ++i;
+  if (i == x.rows()) return x;
+  auto finite = workspace.matrix<T>(x.rows(), x.cols());
+  finite = x;
+  for (; i < x.rows(); ++i)
+    if (!is_finite(row_of(x, i))) std::ranges::fill(writable_row(finite, i), T(0));
+  return finite;
+}
+
 /// The rows scale_i x_i of x (n,d).
 template <class T>
 Matrix<T> rows_scaled_by(std::span<const T> scale_of_row, Matrix<T> x) {
@@ -157,5 +173,45 @@ void scale_rows(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> xs, cons
     for (Index i = i0; i < i0 + rows; ++i) set_scaled(writable_row(xs, i), scale.data()[i], row_of(x, i));
   });
 }
+
+/// A subset of the queries. Its rows are copied from and to matrices that have a row for each query.
+class RowSubset {
+ public:
+  /// The queries with these indices, which must increase.
+  RowSubset(std::span<const Index> indices, const Team& team) : m_indices(indices), m_team(team) {}
+
+  /// All n queries. Their indices are in the workspace.
+  static RowSubset all(Index n, const Team& team) {
+    Index* indices = team.workspace().take<Index>(n);
+    std::iota(indices, indices + n, Index{0});
+    return {{indices, static_cast<std::size_t>(n)}, team};
+  }
+
+  Index count() const { return static_cast<Index>(m_indices.size()); }
+  /// The index of the i-th query of the subset among all queries.
+  Index index(Index i) const { return m_indices[static_cast<std::size_t>(i)]; }
+
+  /// Returns a copy of the subset's rows of x, in the workspace.
+  template <Real T>
+  MatrixMap<T> of(const MatrixView<T>& x) const {
+    auto rows = m_team.workspace().matrix<T>(count(), x.cols());
+    m_team.run_tiles(count(), [&](Index i0, Index n, Workspace&) {
+      for (Index i = i0; i < i0 + n; ++i) std::ranges::copy(row_of(x, index(i)), writable_row(rows, i).begin());
+    });
+    return rows;
+  }
+
+  /// Copies `rows`, one for each query of the subset, to the subset's rows of x.
+  template <Real T>
+  void put(const MatrixView<T>& rows, MatrixRef<T> x) const {
+    m_team.run_tiles(count(), [&](Index i0, Index n, Workspace&) {
+      for (Index i = i0; i < i0 + n; ++i) std::ranges::copy(row_of(rows, i), writable_row(x, index(i)).begin());
+    });
+  }
+
+ private:
+  std::span<const Index> m_indices;
+  const Team& m_team;
+};
 
 }  // namespace nprf

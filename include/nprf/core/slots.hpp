@@ -42,6 +42,12 @@ struct Placement {
 
   Index count() const { return outside + slots.count; }
   Index token_index(Index i) const { return token_indices ? token_indices[i] : i; }
+
+  /// The first n of these tokens, or all if there are fewer.
+  Placement first(Index n) const {
+    const Index without_slot = std::min(outside, n);
+    return {{std::min(slots.count, n - without_slot), slots.first, slots.at}, without_slot, token_indices};
+  }
 };
 
 /// The biases or the weights of the pairs of which a token has no slot, for E tokens without a slot (the extra tokens

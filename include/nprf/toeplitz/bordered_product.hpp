@@ -3,12 +3,14 @@
 
 #include <algorithm>
 
-#include "nprf/core/gemm.hpp"
-#include "nprf/core/lag_problem.hpp"
+#include "nprf/core/border.hpp"
 #include "nprf/core/lag_weights.hpp"
 #include "nprf/core/long_sums.hpp"
 #include "nprf/core/shapes.hpp"
+#include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"
+#include "nprf/core/workspace.hpp"
+#include "nprf/toeplitz/direct/tiled_product.hpp"
 #include "nprf/toeplitz/factors.hpp"
 #include "nprf/toeplitz/product.hpp"
 #include "nprf/toeplitz/recompute/checked_gradients.hpp"
@@ -46,30 +48,16 @@ class BorderedProduct {
   /// Writes Y (n_q,p). If sums is not null, also writes sums (n_q) = ((A B^T) o C) 1. Throws InvalidArgument for key
   /// log-scales unless accepts_key_log_scales().
   void contract(const Factors<T>& x, MatrixRef<T> Y, const Team& team, T* sums = nullptr) const {
-    const Placement &q = x.queries, &k = x.keys;
+    const Placement& q = x.queries;
     m_product.contract(in_slots(x), Y.bottomRows(q.slots.count), team, sums ? sums + q.outside : nullptr);
-    Workspace& scratch = team.workspace();
     Y.topRows(q.outside).setZero();
     if (sums) std::fill_n(sums, q.outside, T(0));
-    const auto add = [&](Index i0, Index rows, Index j0, Index cols, MatrixRef<T> y, T* ones) {
-      const Workspace::Scope scope(scratch);
-      auto S = scratch.matrix<T>(rows, cols);
-      set_product(S, x.A.middleRows(i0, rows), x.B.middleRows(j0, cols).transpose());  // (rows,cols)
-      multiply_by_c(q, i0, k, j0, S);
-      add_product(y, S, x.U.middleRows(j0, cols));  // (rows,p)
-      for (Index i = 0; ones && i < rows; ++i) ones[i] += S.row(i).sum();
-    };
-    if (q.outside > 0)
-      add_in_chunks<T>(0, 0, k.count(), Y.topRows(q.outside), sums, scratch,
-                       [&](Index from, Index to, MatrixRef<T> more, T* ones) {
-                         for (Index j0 = from; j0 < to; j0 += tile)
-                           add(0, q.outside, j0, std::min(tile, to - j0), more, ones);
-                       });
-    if (k.outside > 0)
-      for (Index i0 = q.outside; i0 < q.count(); i0 += tile) {
-        const Index rows = std::min(tile, q.count() - i0);
-        add(i0, rows, 0, k.outside, Y.middleRows(i0, rows), sums ? sums + i0 : nullptr);
-      }
+    for_each_strip(x, [&](RowRange rows, const TiledProduct<T>& product) {
+      team.run_tiles(rows.size(), ForwardTile<T>::rows, [&](Index i0, Index count, Workspace& scratch) {
+        const Index i = rows.begin + i0;
+        product.add(i0, Y.middleRows(i, count), sums ? sums + i : nullptr, scratch);
+      });
+    });
   }
 
   /// The rounding of the rows of queries with a slot.
@@ -96,54 +84,50 @@ class BorderedProduct {
     const GradientChecks checks = CheckedGradients<T>(m_product, factors, g, measure, team)
                                       .find({out.dA.bottomRows(q.slots.count), out.dB.bottomRows(k.slots.count),
                                              out.dU.bottomRows(k.slots.count), out.dc});
-    // with S = A B^T and P = G U^T: dA += (P o C) B, dB += (P o C)^T A, dU += (S o C)^T G, and dc = S o P
-    Workspace& scratch = team.workspace();
     out.dA.topRows(q.outside).setZero();
     out.dB.topRows(k.outside).setZero();
     out.dU.topRows(k.outside).setZero();
-    for_each_strip(q, k, [&](Index i0, Index rows, Index j0, Index cols) {
-      const Workspace::Scope scope(scratch);
-      auto S = scratch.matrix<T>(rows, cols), P = scratch.matrix<T>(rows, cols);
-      set_product(S, x.A.middleRows(i0, rows), x.B.middleRows(j0, cols).transpose());  // (rows,cols)
-      set_product(P, G.middleRows(i0, rows), x.U.middleRows(j0, cols).transpose());    // (rows,cols)
-      for (Index i = 0; i < rows; ++i)
-        for (Index j = 0; j < cols; ++j)
-          border.data()[m_border.index(q.token_index(i0 + i), k.token_index(j0 + j))] += S(i, j) * P(i, j);
-      multiply_by_c(q, i0, k, j0, S);
-      multiply_by_c(q, i0, k, j0, P);
-      add_product(out.dA.middleRows(i0, rows), P, x.B.middleRows(j0, cols));              // (rows,r)
-      add_product(out.dB.middleRows(j0, cols), P.transpose(), x.A.middleRows(i0, rows));  // (cols,r)
-      add_product(out.dU.middleRows(j0, cols), S.transpose(), G.middleRows(i0, rows));    // (cols,p)
+    for_each_strip(x, [&](RowRange rows, const TiledProduct<T>& product) {
+      const Workspace::Scope scope(team.workspace());
+      GradientRefs<T> d{out.dA.middleRows(rows.begin, rows.size()), out.dB, out.dU, Eigen::Map<Vector<T>>(nullptr, 0)};
+      const auto add = [&](const PairRow<T>& pairs, T* share) {
+        for (Index j = 0; j < pairs.count; ++j)
+          share[border_index(x, rows.begin + pairs.i, pairs.j0 + j)] += pairs.S[j] * pairs.P[j];
+      };
+      const auto shares = product.add_gradients(G.middleRows(rows.begin, rows.size()), d, border.size(), team, add);
+      for (Index block = 0; block < shares.rows(); ++block)
+        for (Index at = 0; at < border.size(); ++at) border.data()[at] += shares(block, at);
     });
     return checks;
   }
 
  private:
-  static constexpr Index tile = Team::tile;
-
   Factors<T> in_slots(const Factors<T>& x) const {
     require(!x.key_log_scales || accepts_key_log_scales(), "key_log_scales: expected none, by ", name(engine()),
             " with ", m_border.count, " tokens without a slot");
     return x.in_slots();
   }
 
-  // calls body(i0, rows, j0, cols) for the tiles of the border: the queries without a slot with all keys, then the
-  // queries in slots with the keys without a slot
-  template <class Body>
-  static void for_each_strip(const Placement& q, const Placement& k, Body&& body) {
-    if (q.outside > 0)
-      for (Index j0 = 0; j0 < k.count(); j0 += tile) body(0, q.outside, j0, std::min(tile, k.count() - j0));
-    if (k.outside > 0)
-      for (Index i0 = q.outside; i0 < q.count(); i0 += tile) body(i0, std::min(tile, q.count() - i0), 0, k.outside);
+  // the index in the border of the weight of query i and key j
+  Index border_index(const Factors<T>& x, Index i, Index j) const {
+    return m_border.index(x.queries.token_index(i), x.keys.token_index(j));
   }
 
-  template <class M>
-  void multiply_by_c(const Placement& q, Index i0, const Placement& k, Index j0, M& S) const {
-    for (Index i = 0; i < S.rows(); ++i)
-      for (Index j = 0; j < S.cols(); ++j) {
-        const T c = m_border(q.token_index(i0 + i), k.token_index(j0 + j));
-        S(i, j) = c == T(0) ? T(0) : S(i, j) * c;
-      }
+  // calls use(rows, product) for the products of the border, whose rows are the rows `rows` of Y: those of the queries
+  // without a slot and all keys, and of the queries in slots and the keys without a slot
+  template <class Use>
+  void for_each_strip(const Factors<T>& x, Use&& use) const {
+    const auto strip = [&](RowRange rows, Index n_k) {
+      if (rows.size() == 0 || n_k == 0) return;
+      const auto weight = [&](Index i, Index j) -> T { return m_border.values[border_index(x, rows.begin + i, j)]; };
+      const auto keys = [=](Index, Index) { return RowRange{0, n_k}; };
+      const EachWeight weights(weight, keys);
+      const auto factors =
+          Factors<T>::without_gaps(x.A.middleRows(rows.begin, rows.size()), x.B.topRows(n_k), x.U.topRows(n_k));
+      use(rows, TiledProduct<T>(factors, weights));
+    };
+    strip({0, x.queries.outside}, x.keys.count());
+    strip({x.queries.outside, x.queries.count()}, x.keys.outside);
   }
 
   Product<T> m_product;

@@ -6,7 +6,6 @@
 #include <optional>
 #include <vector>
 
-#include "nprf/attention/exact/field_biases.hpp"
 #include "nprf/attention/weights/prepared_position.hpp"
 #include "nprf/position/relative.hpp"
 #include "support/attention.hpp"
@@ -43,7 +42,7 @@ TEST_CASE("near sums are added to far sums in one unit", "[attention]") {
   const Matrix<double> far_N = N;
   const Vector<double> far_D = D, far_scales = log_scales;
   const MatrixView<double> q = x.q, k = x.k;
-  ExactField<double>(NearBiases<double>(problem, keys, workspace), q, k, team)
+  ExactField<double>(near_pairs(problem, workspace), keys, q, k, team)
       .add(x.v, {far_A, N, D.data(), log_scales.data()}, errors);
   for (Index i = 0; i < n; ++i) {
     long double denominator = far_D[i];

@@ -23,7 +23,7 @@ TEST_CASE("exponential weights are exp(s + b + a), and scores become the factors
     constants[static_cast<std::size_t>(i)] = 0.25 * static_cast<double>(i),
     factors[static_cast<std::size_t>(i)] = std::ldexp(1.0, static_cast<int>(i) - 4);
   Workspace scratch;
-  const ExponentialWeights<double> weights(biases, constants.data(), factors.data());
+  const ExponentialWeights<double, HeldBiases> weights(biases, constants.data(), factors.data());
   toeplitz::WeightBlock<double> block(most, scratch);
   constexpr Index rows = 3, i0 = 2, packs = packs_for<double>(count);
   Matrix<double> S = normal<double>(Block<double>::rows, most, 2), P = normal<double>(Block<double>::rows, most, 3);

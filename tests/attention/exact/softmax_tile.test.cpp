@@ -30,7 +30,7 @@ TEST_CASE("a softmax tile has the sums of a row relative to its largest exponent
   Workspace scratch;
   Matrix<double> N(n_q, d_v);
   Vector<double> D(n_q), largest(n_q);
-  SoftmaxTile<double>(k, v, biases, scratch).contract(0, q, {N, D.data(), largest.data()});
+  SoftmaxTile<double, HeldBiases>(k, v, biases, scratch).contract(0, q, {N, D.data(), largest.data()});
   for (Index i = 0; i < n_q; ++i) {
     Vector<double> exponents = k * q.row(i).transpose() + biases.b.row(i).transpose();
     const double most = exponents.maxCoeff();
@@ -56,7 +56,7 @@ TEST_CASE("a softmax tile propagates NaN to its row alone", "[attention]") {
   Workspace scratch;
   Matrix<double> N(9, 2);
   Vector<double> D(9), largest(9);
-  SoftmaxTile<double>(k, v, biases, scratch).contract(0, q, {N, D.data(), largest.data()});
+  SoftmaxTile<double, HeldBiases>(k, v, biases, scratch).contract(0, q, {N, D.data(), largest.data()});
   for (Index i = 0; i < 9; ++i) CHECK(std::isnan(D[i]) == (i == 4));
 }
 

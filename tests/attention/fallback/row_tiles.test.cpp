@@ -29,13 +29,11 @@ struct Fixture {
   RelativePosition<T> position{table()};
   PreparedPosition<T> weights;
   Placement keys;
-  PairBias<T> bias;
 
   explicit Fixture(Direction direction, double steep = 1)
       : steepness(steep),
         weights(position, {.direction = direction}, {n_q, n_k, r, p}, 0, Pass::forward, team),
-        keys(weights.keys({}, n_k, workspace)),
-        bias(weights.problem(), keys, exponents.data()) {}
+        keys(weights.keys({}, n_k, workspace)) {}
 
   Vector<T> table() const {
     Vector<T> b = random_table<T>(n_k, 5);
@@ -43,11 +41,7 @@ struct Fixture {
     return b;
   }
 
-  VectorMap<double> biases(Index i, Workspace& scratch) const {
-    auto b = scratch.vector<double>(n_k);
-    bias(i, bias.largest(i), 0, n_k, b.data());
-    return b;
-  }
+  RowBiases<T> biases(const RowSubset& rows) const { return {weights.problem(), keys, exponents.data(), rows, team}; }
 };
 
 }  // namespace
@@ -56,7 +50,8 @@ TEST_CASE("tiles of no features and of no values", "[attention]") {
   const Fixture<float> f(Direction::causal);
   const std::vector<Index> some{3, 7, 140};
   const RowSubset rows(some, f.team);
-  const RowTiles<float> tiles(f.bias, rows, f.team);
+  const RowBiases<float> biases = f.biases(rows);
+  const RowTiles<float> tiles(biases, f.team);
   const Matrix<float> none(n_k, 0);
   Matrix<float> Y = Matrix<float>::Ones(3, p), dA(3, 0), dB(n_k, 0), dU = Matrix<float>::Zero(n_k, p);
   std::vector<float> sums(3, 1);
@@ -80,7 +75,8 @@ TEMPLATE_TEST_CASE("rows by tiles are rows one by one", "[attention]", NPRF_TEST
     std::vector<Index> some;
     for (Index i = 0; i < n_q; i += 1 + i % 3) some.push_back(i);
     const RowSubset rows(some, f.team);
-    const RowTiles<T> tiles(f.bias, rows, f.team);
+    const RowBiases<T> biases = f.biases(rows);
+    const RowTiles<T> tiles(biases, f.team);
     Matrix<T> N(rows.count(), p);
     Vector<T> D(rows.count());
     const Matrix<T> A = rows.of<T>(f.A);
@@ -88,7 +84,8 @@ TEMPLATE_TEST_CASE("rows by tiles are rows one by one", "[attention]", NPRF_TEST
     Workspace workspace;
     for (Index k = 0; k < rows.count(); ++k) {
       Matrix<T> y(1, p);
-      const auto b = f.biases(some[static_cast<std::size_t>(k)], workspace);
+      auto b = workspace.vector<double>(n_k);
+      biases.set(k, 0, n_k, b.data());
       DoubleRow<T>(row_of(A, k), f.B, f.v, b).forward(writable_row(y, 0), workspace);
       CHECK(worst_ratio(N.row(k) / D[k], y.row(0), 50 * epsilon<T> * f.v.cwiseAbs().maxCoeff()) <= 1);
     }
@@ -103,7 +100,7 @@ TEMPLATE_TEST_CASE("no bit of a row depends on the other rows, nor on keys that 
     const RowSubset rows(some, f.team);
     Matrix<T> N(rows.count(), p);
     Vector<T> D(rows.count());
-    RowTiles<T>(f.bias, rows, f.team).contract(rows.of<T>(f.A), f.B, f.v, N, D.data());
+    RowTiles<T>(f.biases(rows), f.team).contract(rows.of<T>(f.A), f.B, f.v, N, D.data());
     const Index k = std::find(some.begin(), some.end(), i) - some.begin();
     Matrix<T> both(1, p + 1);
     both << N.row(k), D[k];
@@ -130,14 +127,14 @@ TEMPLATE_TEST_CASE("rows over many keys: errors do not grow, and no bit depends 
   const PreparedPosition<T> weights(position, {.direction = Direction::causal}, {many - offset, many, 1, 1}, offset,
                                     Pass::forward, team);
   const Placement keys = weights.keys({}, many, workspace);
-  const PairBias<T> bias(weights.problem(), keys, nullptr);
   const Matrix<T> B = Matrix<T>::Ones(many, 1), v = Matrix<T>::Constant(many, 1, T(0.1));
   // the rows attend to 2 chunks, one key more, and so on
   const auto contract = [&](const std::vector<Index>& some) {
     const RowSubset rows(some, team);
     Matrix<T> both(rows.count(), 2), N(rows.count(), 1);
     Vector<T> D(rows.count());
-    RowTiles<T>(bias, rows, team).contract(Matrix<T>::Ones(rows.count(), 1), B, v, N, D.data());
+    RowTiles<T>(RowBiases<T>(weights.problem(), keys, nullptr, rows, team), team)
+        .contract(Matrix<T>::Ones(rows.count(), 1), B, v, N, D.data());
     both << N, D;
     return both;
   };
@@ -158,7 +155,8 @@ TEST_CASE("gradients by tiles are those of rows one by one", "[attention]") {
   std::vector<Index> some;
   for (Index i = 0; i < n_q; i += 1 + i % 3) some.push_back(i);
   const RowSubset rows(some, f.team);
-  const RowTiles<double> tiles(f.bias, rows, f.team);
+  const RowBiases<double> biases = f.biases(rows);
+  const RowTiles<double> tiles(biases, f.team);
   const Matrix<double> A = rows.of<double>(f.A), dy = normal<double>(rows.count(), p, 6);
   Matrix<double> N(rows.count(), p), U(n_k, p + 1), G(rows.count(), p + 1);
   Vector<double> D(rows.count());
@@ -173,8 +171,9 @@ TEST_CASE("gradients by tiles are those of rows one by one", "[attention]") {
     const Index i = some[static_cast<std::size_t>(k)];
     const Matrix<double> y = N.row(k) / D[k];
     G.row(k) << dy.row(k) / D[k], -dy.row(k).dot(y.row(0)) / D[k];
-    auto db_row = workspace.vector<double>(n_k);
-    DoubleRow<double>(row_of(A, k), f.B, f.v, f.biases(i, workspace))
+    auto db_row = workspace.vector<double>(n_k), b = workspace.vector<double>(n_k);
+    biases.set(k, 0, n_k, b.data());
+    DoubleRow<double>(row_of(A, k), f.B, f.v, b)
         .backward(row_of(y, 0), row_of(dy, k), {1, writable_row(dA_one, k), dB_one, dU_one, db_row.data()}, workspace);
     for (Index j = 0; j < n_k; ++j) db_one[static_cast<std::size_t>(j - i + n_q - 1)] += db_row[j];
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/toeplitz/direct/tiled_product.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 #include "support/catch.hpp"
@@ -93,6 +94,26 @@ TEST_CASE("a tiled product and its gradients have any weights, and weights may d
     product.contract(Y, team, nullptr);
     CHECK(near(Y, S.cwiseProduct(C) * U, n_k));
   }
+}
+
+TEST_CASE("weights one by one fill a block, with zeros after its last key", "[toeplitz]") {
+  constexpr Index pack = Pack<double>::size;
+  const Matrix<double> c = normal<double>(20, 60, 1);
+  const toeplitz::EachWeight weights([&](Index i, Index j) { return double(c(i, j)); },
+                                     [](Index i0, Index rows) {
+                                       return toeplitz::RowRange{i0, rows};
+                                     });
+  CHECK((weights.keys(3, 9, 64).begin == 3 && weights.keys(3, 9, 64).end == 9));
+  Workspace scratch;
+  toeplitz::WeightBlock<double> block(4 * pack, scratch);
+  for (const Index rows : {Block<double>::rows, Index{2}})
+    for (const Index count : {Index{1}, pack, pack + 1}) {
+      const Index i0 = 5, j0 = 7, packs = packs_for<double>(count);
+      weights.set({i0, rows, j0, count, packs}, block);
+      for (Index k = 0; k < Block<double>::rows; ++k)
+        for (Index j = 0; j < packs * pack; ++j)
+          CHECK(block.row(k)[j] == (j < count ? c(i0 + std::min(k, rows - 1), j0 + j) : 0));
+    }
 }
 
 }  // namespace nprf::test::toeplitz_direct_tile_weights

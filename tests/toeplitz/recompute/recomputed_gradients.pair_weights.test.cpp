@@ -14,8 +14,6 @@
 namespace nprf::test::toeplitz_recompute_pair_weights {
 
 using toeplitz::PairWeights;
-using toeplitz::SelectedPairWeights;
-using toeplitz::TileRows;
 
 namespace {
 
@@ -121,34 +119,6 @@ TEMPLATE_TEST_CASE("the factor of a key that no query attends to is 0, however l
   const PairWeights<T> weights(of.x.c.view(), {a, b, u, of.x.queries, of.x.keys, of.e.data()}, team);
   REQUIRE(of.x.keys[last] > of.x.queries[of.x.A.rows() - 1]);
   for (Index i = 0; i < of.x.A.rows(); ++i) CHECK(weights.factor(i, last) == 0);
-}
-
-TEMPLATE_TEST_CASE("blocks of queries or keys have the weights of their pairs, and zeros after the last column",
-                   "[toeplitz]", NPRF_TEST_SCALARS) {
-  using T = TestType;
-  with_weights<T>([](const Case<T>&, const PairWeights<T>& weights) {
-    constexpr Index rows = Block<T>::rows, pack = Pack<T>::size;
-    Workspace scratch;
-    const std::vector<Index> numbers{0, 1, 4, 9, 10, 11, 17, 20, 30, 31};
-    for (const auto of : {TileRows::queries, TileRows::keys}) {
-      const SelectedPairWeights<T> selected(of, weights, numbers);
-      toeplitz::WeightBlock<T> block(4 * pack, scratch);
-      for (const Index k0 : {Index{0}, Index{3}})
-        for (const Index count : {Index{1}, pack, pack + 1}) {
-          const Index j0 = 5, packs = (count + pack - 1) / pack;
-          const Index of_them = std::min(rows, static_cast<Index>(numbers.size()) - k0);
-          selected.set({k0, of_them, j0, count, packs}, block);
-          for (Index k = 0; k < of_them; ++k)
-            for (Index j = 0; j < packs * pack; ++j) {
-              const Index number = numbers[static_cast<std::size_t>(k0 + k)];
-              const T expected = j >= count                ? T(0)
-                                 : of == TileRows::queries ? weights(number, j0 + j)
-                                                           : weights(j0 + j, number);
-              CHECK(block.row(k)[j] == expected);
-            }
-        }
-    }
-  });
 }
 
 }  // namespace nprf::test::toeplitz_recompute_pair_weights

@@ -183,8 +183,8 @@ class BackwardPass {
 
   void add_exact_pairs(const BiasGradient& db) {
     const Workspace::Scope scope(workspace());
-    const MatrixView<T> q = finite_rows<T>(m_saved.queries.normalized, m_team),
-                        k = finite_rows<T>(m_saved.keys.normalized, m_team);
+    const MatrixView<T> q = finite_rows<T>(m_saved.queries.normalized, workspace()),
+                        k = finite_rows<T>(m_saved.keys.normalized, workspace());
     const MatrixView<T> U = m_scaled.U();
     const double* log_scales = m_saved.row_log_scales.data();
     m_exact.dq.setZero();

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -86,12 +87,7 @@ struct SequenceInputs {
 template <Real T>
 MatrixView<T> rows_of(const Placement& keys, const MatrixView<T>& x, const Team& team) {
   if (!keys.token_indices) return x.topRows(keys.count());
-  auto rows = team.workspace().template matrix<T>(keys.count(), x.cols());
-  team.run_tiles(keys.count(), [&](Index j0, Index count, Workspace&) {
-    for (Index j = j0; j < j0 + count; ++j)
-      std::ranges::copy(row_of(x, keys.token_index(j)), writable_row(rows, j).begin());
-  });
-  return rows;
+  return RowSubset({keys.token_indices, static_cast<std::size_t>(keys.count())}, team).of<T>(x);
 }
 
 }  // namespace nprf

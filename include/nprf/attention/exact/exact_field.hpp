@@ -9,11 +9,15 @@
 #include "nprf/attention/exact/exponential_weights.hpp"
 #include "nprf/attention/exact/softmax_tile.hpp"
 #include "nprf/attention/fallback/row_error_bound.hpp"
-#include "nprf/attention/weights/pair_bias.hpp"
+#include "nprf/attention/weights/row_biases.hpp"
+#include "nprf/core/lag_problem.hpp"
+#include "nprf/core/lags.hpp"
 #include "nprf/core/row_quotient.hpp"
 #include "nprf/core/rows.hpp"
+#include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
+#include "nprf/core/workspace.hpp"
 
 namespace nprf {
 
@@ -26,8 +30,41 @@ struct FarSums {
   double* log_scales;  // (n_q)
 };
 
+/// The problem in which queries attend only to the keys at lags l for which keeps(l) is true. Its tables are in the
+/// workspace.
+template <Real T, class Keeps>
+LagProblem<T> with_lags(LagProblem<T> x, Workspace& workspace, const Keeps& keeps) {
+  for (const double** table : {&x.biases, &x.log_weights}) {
+    double* kept = workspace.take<double>(x.lags.size());
+    for (Index l = 0; l < x.lags.size(); ++l)
+      kept[l] = keeps(x.lags.first + l) ? (*table)[l] : LagProblem<T>::minus_infinity;
+    *table = kept;
+  }
+  return x;
+}
+
+/// The problem of the near pairs alone.
+template <Real T>
+LagProblem<T> near_pairs(const LagProblem<T>& problem, Workspace& workspace) {
+  LagProblem<T> x = with_lags(problem, workspace, [&](Index lag) { return problem.near.contains(lag); });
+  const LagRange near = x.near.range();
+  x.reach = {std::max(near.first, x.reach.first), std::min(near.last, x.reach.last)};
+  if (x.reach.size() == 0) x.reach = {};
+  double* border = workspace.take<double>(x.border_biases.size());
+  std::fill_n(border, x.border_biases.size(), LagProblem<T>::minus_infinity);
+  x.border_biases.values = border;
+  return x;
+}
+
+/// The problem of the attention sinks, for keys that are the first ones (LagProblem::sinks_of): near pairs do not
+/// belong to it, but to the near field.
+template <Real T>
+LagProblem<T> sink_pairs(const LagProblem<T>& problem, Workspace& workspace) {
+  return with_lags(problem, workspace, [&](Index lag) { return !problem.near.contains(lag); });
+}
+
 /// Pairs whose weights are those of exact softmax, beside the far pairs, whose weights are those of features: the pairs
-/// of near tokens (NearBiases), or those of attention sinks (SinkBiases).
+/// of near tokens (near_pairs), or those of attention sinks (sink_pairs).
 ///
 ///     y_i = (N_i + sum_field w_ij v_j) / (D_i + sum_field w_ij)     w_ij = exp(q_i.k_j + b_ij - log_scale_i)
 ///
@@ -36,9 +73,10 @@ struct FarSums {
 template <Real T>
 class ExactField {
  public:
-  /// For normalised queries q (n_q,d) and keys k (n_k,d); the keys must be finite.
-  ExactField(const FieldBiases<T>& biases, const MatrixView<T>& q, const MatrixView<T>& k, const Team& team)
-      : m_biases(biases), m_q(q), m_k(k), m_team(team) {}
+  /// For all pairs of a problem, normalised queries q (n_q,d) and keys k (n_k,d); the keys must be finite.
+  ExactField(const LagProblem<T>& problem, const Placement& keys, const MatrixView<T>& q, const MatrixView<T>& k,
+             const Team& team)
+      : m_biases(problem, keys, nullptr, RowSubset::all(q.rows(), team), team), m_q(q), m_k(k), m_team(team) {}
 
   /// Adds the field's pairs, for values v (n_k,d_v), to N_i and D_i of `far`, and their weights to the terms of
   /// `errors`. Where the sum of these weights is larger than that of the other pairs, the log-scale of row i becomes
@@ -47,29 +85,18 @@ class ExactField {
   /// when other fields are added, in a row that has to be recomputed because the field's biases are so far below the
   /// largest of all that their differences from it are rounded too coarsely.
   void add(const MatrixView<T>& v, FarSums<T> far, RowErrorBound<T>& errors) const {
-    if (m_biases.empty()) return;
-    sum(v, [&](Index i, std::span<T> N, T D, T largest) { add_row(i, N, D, largest, far, errors); });
-  }
-
-  /// Calls emit(i, N_i, D_i, largest_i) with the sums of each query over the field's pairs (SoftmaxSums), of which it
-  /// may overwrite N_i. May call it from several threads.
-  template <class Emit>
-  void sum(const MatrixView<T>& v, Emit&& emit) const {
-    using Tile = SoftmaxTile<T>;
-    m_team.run_tiles(m_q.rows(), Tile::rows, [&](Index i0, Index rows, Workspace& scratch) {
-      auto N = scratch.matrix<T>(rows, v.cols());
-      SoftmaxSums<T> sums{N, scratch.take<T>(rows), scratch.take<T>(rows)};
-      Tile(m_k, v, m_biases, scratch).contract(i0, m_q.middleRows(i0, rows), sums);
-      for (Index i = 0; i < rows; ++i) emit(i0 + i, writable_row(sums.N, i), sums.D[i], sums.largest[i]);
-    });
+    for_each_softmax_sum(m_biases, m_q, m_k, v, m_team,
+                         [&](Index i, std::span<T> N, T D, T largest) { add_row(i, N, D, largest, far, errors); });
   }
 
   /// Adds the gradients of the field's pairs to `out`, for G (n_q,d_v+1) = dL/d[N D] and U = [v 1] (n_k,d_v+1). What
   /// row i adds to dk, dU and db is multiplied by 2^exponents_i.
   void add_gradients(const MatrixView<T>& U, const MatrixView<T>& G, const double* log_scales, const int* exponents,
                      FieldGradients<T> out) const {
-    if (m_biases.empty()) return;
-    add_exponential_gradients<T>(m_biases, {m_q, m_k, U, G, log_scales, exponents}, out, m_team);
+    const Workspace::Scope scope(m_team.workspace());
+    double* relative = m_team.workspace().template take<double>(m_q.rows());  // to the largest bias of each row
+    for (Index i = 0; i < m_q.rows(); ++i) relative[i] = log_scales[i] - m_biases.reference(i);
+    add_exponential_gradients<T>(m_biases, {m_q, m_k, U, G, relative, exponents}, out, m_team);
   }
 
  private:
@@ -106,7 +133,7 @@ class ExactField {
     return v_max == 0 ? of_D : std::max(of_D, of_N * static_cast<double>(m_k.rows()) / static_cast<double>(v_max));
   }
 
-  const FieldBiases<T>& m_biases;
+  RowBiases<T> m_biases;
   const MatrixView<T>&m_q, &m_k;
   const Team& m_team;
 };

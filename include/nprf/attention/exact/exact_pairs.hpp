@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
 #include <span>
 #include <type_traits>
 
 #include "nprf/attention/exact/exact_field.hpp"
-#include "nprf/attention/exact/field_biases.hpp"
 #include "nprf/attention/exact/softmax_difference.hpp"
 #include "nprf/attention/exact/softmax_rows.hpp"
 #include "nprf/attention/fallback/row_error_bound.hpp"
@@ -18,28 +16,15 @@
 
 namespace nprf {
 
-/// x (n,d), or a copy in the team's workspace in which rows that are not finite are zero: scores of such a row would
-/// be NaN even where it has the weight 0. O(n d).
-template <Real T>
-MatrixView<T> finite_rows(const MatrixView<T>& x, const Team& team) {
-  Index i = 0;
-  while (i < x.rows() && is_finite(row_of(x, i))) ++i;
-  if (i == x.rows()) return x;
-  auto finite = team.workspace().template matrix<T>(x.rows(), x.cols());
-  finite = x;
-  for (; i < x.rows(); ++i)
-    if (!is_finite(row_of(x, i))) std::ranges::fill(writable_row(finite, i), T(0));
-  return finite;
-}
-
 /// Calls use(field) for the sinks and for the near field of a problem, if it has them, with an ExactField of normalised
 /// queries q (n_q,d) and keys k (n_k,d).
 template <Real T, class Use>
 void for_each_field(const LagProblem<T>& problem, const Placement& keys, const std::type_identity_t<MatrixView<T>>& q,
                     const std::type_identity_t<MatrixView<T>>& k, const Team& team, Use&& use) {
-  const Workspace::Scope scope(team.workspace());
-  if (problem.sinks > 0) use(ExactField<T>(SinkBiases<T>(problem, keys, team.workspace()), q, k, team));
-  if (problem.near.width > 0) use(ExactField<T>(NearBiases<T>(problem, keys, team.workspace()), q, k, team));
+  Workspace& workspace = team.workspace();
+  const Workspace::Scope scope(workspace);
+  if (problem.sinks > 0) use(ExactField<T>(sink_pairs(problem, workspace), keys.first(problem.sinks), q, k, team));
+  if (problem.near.width > 0) use(ExactField<T>(near_pairs(problem, workspace), keys, q, k, team));
 }
 
 /// The pairs of a sequence that have the weights of exact softmax: those of attention sinks, the near field, and all
@@ -51,7 +36,7 @@ class ExactPairs {
   /// keys are replaced by zeros.
   ExactPairs(const LagProblem<T>& problem, const Placement& keys, const MatrixView<T>& q, const MatrixView<T>& k,
              const MatrixView<T>& v, const Team& team)
-      : m_problem(problem), m_keys(keys), m_q(q), m_k(finite_rows<T>(k, team)), m_v(v), m_team(team) {}
+      : m_problem(problem), m_keys(keys), m_q(q), m_k(finite_rows<T>(k, team.workspace())), m_v(v), m_team(team) {}
 
   /// Adds the sinks and the near field to the sums of far pairs (ExactField::add).
   void add_fields(FarSums<T> far, RowErrorBound<T>& errors) const {

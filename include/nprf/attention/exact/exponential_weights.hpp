@@ -5,8 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "nprf/attention/exact/softmax_tile.hpp"
-#include "nprf/attention/weights/pair_bias.hpp"
+#include "nprf/attention/weights/row_biases.hpp"
 #include "nprf/core/block_product.hpp"
 #include "nprf/core/pack.hpp"
 #include "nprf/core/team.hpp"
@@ -22,11 +21,11 @@ namespace nprf {
 /// With C = exp(S + b + a) the gradients of C U by S and by U are those of (S o C) U at S = 1. S is replaced by f
 /// instead of 1, because what a row adds to the gradients of keys, values and biases is multiplied by f_i. The
 /// gradients of queries are not, because they could underflow.
-template <Real T>
+template <Real T, class Biases = RowBiases<T>>
 class ExponentialWeights final : public toeplitz::TileWeights<T> {
  public:
   /// `constants` and `factors` have a_i and f_i of each query.
-  ExponentialWeights(const ScoreBiases<T>& biases, const T* constants, const T* factors)
+  ExponentialWeights(const Biases& biases, const T* constants, const T* factors)
       : m_biases(biases), m_constants(constants), m_factors(factors) {}
 
   toeplitz::RowRange keys(Index i0, Index rows, Index) const override { return m_biases.keys(i0, rows); }
@@ -72,7 +71,7 @@ class ExponentialWeights final : public toeplitz::TileWeights<T> {
     return Pack<T>::all(k < of.rows ? m_factors[of.i + k] : T(0));
   }
 
-  const ScoreBiases<T>& m_biases;
+  const Biases& m_biases;
   const T *m_constants, *m_factors;
 };
 
@@ -92,55 +91,31 @@ struct FieldGradients {
   BiasGradient db;
 };
 
-/// The biases of the pairs of a field (ExactField). A log-weight of query i is reference(i) plus the bias that set()
-/// returns. Neither is positive: log-weights are relative to the largest bias of all, or of the row.
-template <Real T>
-class FieldBiases : public ScoreBiases<T> {
- public:
-  /// Whether the field has no pairs.
-  virtual bool empty() const = 0;
-
-  /// The number of entries in a share of the gradients of biases; 0 if these gradients are not requested.
-  virtual Index gradient_size(const BiasGradient& db) const { return db.size(); }
-
-  /// Adds `gradients` (count), those of the biases of query i and keys j0, j0 + 1, ..., to a share of db.
-  virtual void add_gradient(Index i, Index j0, Index count, const T* gradients, const BiasGradient& db,
-                            T* share) const = 0;
-
-  /// Adds n shares, the rows of `shares` (n,gradient_size()), to db, in their order.
-  virtual void add_shares(const MatrixMap<T>& shares, const BiasGradient& db) const { db.add(shares); }
-
- protected:
-  ~FieldBiases() = default;
-};
-
 // with P = G U^T and S = q k^T:  dS = P o w, dq = dS k, dk = dS^T q, dU = w^T G, db = dS
-/// Adds the gradients of w U, where w_ij = exp(q_i.k_j + b_ij + reference_i - log_scale_i). biases.set() returns b_ij,
-/// and biases.reference(i) is reference_i.
+/// Adds the gradients of w U, where w_ij = exp(q_i.k_j + b_ij - log_scale_i) and biases.set() returns b_ij.
 template <Real T>
-void add_exponential_gradients(const FieldBiases<T>& biases, const ExponentialSums<T>& of, FieldGradients<T> out,
+void add_exponential_gradients(const RowBiases<T>& biases, const ExponentialSums<T>& of, FieldGradients<T> out,
                                const Team& team) {
   const Workspace::Scope scope(team.workspace());
-  const Index rows = of.q.rows(), size = biases.gradient_size(out.db);
+  const Index rows = of.q.rows();
   T *constants = team.workspace().template take<T>(rows), *factors = team.workspace().template take<T>(rows);
   for (Index i = 0; i < rows; ++i) {
-    constants[i] = static_cast<T>(biases.reference(i) - of.log_scales[i]);
+    constants[i] = static_cast<T>(-of.log_scales[i]);
     factors[i] = std::ldexp(T(1), of.exponents[i]);
   }
   const ExponentialWeights<T> weights(biases, constants, factors);
   const auto x = toeplitz::Factors<T>::without_gaps(of.q, of.k, of.U);
   toeplitz::GradientRefs<T> gradients{out.dq, out.dk, out.dU, Eigen::Map<Vector<T>>(nullptr, 0)};
   const auto add_db = [&](const toeplitz::PairRow<T>& pairs, T* share) {
-    if (size == 0) return;
     const toeplitz::RowRange keys = biases.keys(pairs.i, 1);
     const Index first = std::max(keys.begin - pairs.j0, Index{0}), end = std::min(keys.end - pairs.j0, pairs.count);
     if (first >= end) return;
-    T db[toeplitz::BackwardTile<T>::keys];
+    T db[toeplitz::BackwardTile<T>::keys];  // in an array, so that compilers vectorise it
     for (Index j = first; j < end; ++j) db[j] = pairs.C[j] == T(0) ? T(0) : pairs.P[j] * pairs.C[j] * pairs.S[j];
-    biases.add_gradient(pairs.i, pairs.j0 + first, end - first, db + first, out.db, share);
+    biases.add_gradient(
+        pairs.i, pairs.j0 + first, end - first, [of = db + first](Index j) { return of[j]; }, out.db, share);
   };
-  const auto shares = toeplitz::TiledProduct<T>(x, weights).add_gradients(of.G, gradients, size, team, add_db);
-  if (size > 0) biases.add_shares(shares, out.db);
+  out.db.add(toeplitz::TiledProduct<T>(x, weights).add_gradients(of.G, gradients, out.db.size(), team, add_db));
 }
 
 }  // namespace nprf

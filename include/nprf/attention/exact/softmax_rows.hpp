@@ -1,67 +1,19 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 #include <span>
 
-#include "nprf/attention/exact/exact_field.hpp"
-#include "nprf/attention/fallback/row_tiles.hpp"
-#include "nprf/attention/weights/pair_bias.hpp"
+#include "nprf/attention/exact/exponential_weights.hpp"
+#include "nprf/attention/exact/softmax_tile.hpp"
+#include "nprf/attention/weights/row_biases.hpp"
 #include "nprf/core/lag_problem.hpp"
 #include "nprf/core/rows.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
-#include "nprf/toeplitz/factors.hpp"
 
 namespace nprf {
-
-/// The biases of some queries and all keys, relative to the largest bias of each query.
-template <Real T>
-class SubsetBiases final : public FieldBiases<T> {
- public:
-  /// O(rows n_k).
-  SubsetBiases(const PairBias<T>& bias, const RowSubset& rows, const Team& team)
-      : m_bias(bias), m_rows(rows), m_largest(team.workspace().template take<Largest>(rows.count())) {
-    team.run_tiles(rows.count(), [&](Index i0, Index count, Workspace&) {
-      for (Index i = i0; i < i0 + count; ++i) m_largest[i] = bias.largest(rows.index(i));
-    });
-  }
-
-  bool empty() const override { return m_rows.count() == 0; }
-  /// It is 0: log-scales of rows of softmax are relative to the largest bias of the row, too.
-  double reference(Index) const override { return 0; }
-
-  toeplitz::RowRange keys(Index i0, Index rows) const override {
-    const auto [begin, end] = m_bias.reach(m_rows.index(i0), m_rows.index(i0 + rows - 1));
-    return {begin, end};
-  }
-
-  void set(Index i, Index j0, Index count, T* b) const override {
-    constexpr Index run = 256;
-    double exact[run];
-    for (Index j = 0; j < count; j += run) {
-      const Index keys = std::min(run, count - j);
-      m_bias(m_rows.index(i), m_largest[i], j0 + j, keys, exact);
-      for (Index k = 0; k < keys; ++k) b[j + k] = static_cast<T>(exact[k]);
-    }
-  }
-
-  void add_gradient(Index i, Index j0, Index count, const T* gradients, const BiasGradient& db,
-                    T* share) const override {
-    m_bias.add_gradient(
-        m_rows.index(i), j0, count, [=](Index j) { return gradients[j]; }, db.lags.empty() ? nullptr : share,
-        share + db.lags.size());
-  }
-
- private:
-  using Largest = typename PairBias<T>::Largest;
-
-  const PairBias<T>& m_bias;
-  const RowSubset& m_rows;
-  Largest* m_largest;  // (rows)
-};
 
 /// Some rows of attention by exact softmax: those whose features cannot be trusted, and those that are compared with
 /// it. O(rows n_k (d + d_v)).
@@ -73,8 +25,7 @@ class SoftmaxRows {
   SoftmaxRows(std::span<const Index> rows, const LagProblem<T>& problem, const Placement& keys, const MatrixView<T>& q,
               const MatrixView<T>& k, const Team& team)
       : m_rows(rows, team),
-        m_bias(problem, keys, nullptr),
-        m_biases(m_bias, m_rows, team),
+        m_biases(problem, keys, nullptr, m_rows, team),
         m_q(m_rows.template of<T>(q)),
         m_k(k),
         m_team(team) {}
@@ -83,8 +34,7 @@ class SoftmaxRows {
   /// overwrite, and with log_scale = log(sum_j exp(s_ij + b_ij - max_j b_ij)). May call it from several threads.
   template <class Emit>
   void forward(const MatrixView<T>& v, Emit&& emit) const {
-    const MatrixView<T> q = m_q;
-    ExactField<T>(m_biases, q, m_k, m_team).sum(v, [&](Index i, std::span<T> N, T D, T largest) {
+    for_each_softmax_sum<T>(m_biases, m_q, m_k, v, m_team, [&](Index i, std::span<T> N, T D, T largest) {
       set_quotient(N, N, D);
       emit(m_rows.index(i), N, static_cast<double>(largest) + std::log(static_cast<double>(D)));
     });
@@ -102,14 +52,14 @@ class SoftmaxRows {
     int* powers = m_team.workspace().template take<int>(m_rows.count());
     for (Index i = 0; i < m_rows.count(); ++i)
       scales[i] = log_scales[m_rows.index(i)], powers[i] = exponents[m_rows.index(i)];
-    ExactField<T>(m_biases, q, m_k, m_team).add_gradients(U, rows_of_G, scales, powers, {dq, out.dk, out.dU, out.db});
+    add_exponential_gradients<T>(m_biases, {q, m_k, U, rows_of_G, scales, powers}, {dq, out.dk, out.dU, out.db},
+                                 m_team);
     for (Index i = 0; i < m_rows.count(); ++i) add_scaled(writable_row(out.dq, m_rows.index(i)), T(1), row_of(dq, i));
   }
 
  private:
   RowSubset m_rows;
-  PairBias<T> m_bias;
-  SubsetBiases<T> m_biases;
+  RowBiases<T> m_biases;
   MatrixMap<T> m_q;  // (rows,d)
   const MatrixView<T>& m_k;
   const Team& m_team;

@@ -5,33 +5,17 @@
 #include <cmath>
 #include <limits>
 
+#include "nprf/attention/weights/row_biases.hpp"
 #include "nprf/core/block_product.hpp"
 #include "nprf/core/long_sums.hpp"
 #include "nprf/core/pack.hpp"
 #include "nprf/core/rows.hpp"
+#include "nprf/core/team.hpp"
+#include "nprf/core/types.hpp"
 #include "nprf/core/workspace.hpp"
 #include "nprf/toeplitz/factors.hpp"
 
 namespace nprf {
-
-/// The biases b of some queries and keys for exact softmax.
-template <Real T>
-class ScoreBiases {
- public:
-  /// The keys that queries i0..i0+rows-1 attend to, and maybe others between them.
-  virtual toeplitz::RowRange keys(Index i0, Index rows) const = 0;
-
-  /// b (count) becomes the biases of query i and keys j0..j0+count-1, less a constant of the query; -infinity for a key
-  /// that the query does not attend to.
-  virtual void set(Index i, Index j0, Index count, T* b) const = 0;
-
-  /// The constant that set() subtracts from the biases of query i, minus the bias that log-scales of the query's
-  /// weights are relative to.
-  virtual double reference(Index i) const = 0;
-
- protected:
-  ~ScoreBiases() = default;
-};
 
 /// Sums of exact softmax. The weights of a row are relative to its largest exponent s_ij + b_ij. For a query that
 /// attends to no key, `largest` is -infinity and the sums are 0; a query with a NaN among its exponents has NaN sums.
@@ -42,8 +26,8 @@ struct SoftmaxSums {
 };
 
 /// Exact softmax of the scores s_ij = q_i.k_j of a tile of queries, with a running maximum (Milakov and Gimelshein
-/// 2018). O(d + d_v) a pair of `ScoreBiases::keys`, in runs of keys whose scores stay in the first-level cache.
-template <Real T>
+/// 2018). O(d + d_v) a pair of `biases.keys()`, in runs of keys whose scores stay in the first-level cache.
+template <Real T, class Biases = RowBiases<T>>
 class SoftmaxTile {
  public:
   /// rows: the largest number of queries in a tile, which share a copy of k^T. keys: the largest number of keys in a
@@ -51,7 +35,7 @@ class SoftmaxTile {
   static constexpr Index rows = 16 * Block<T>::rows, keys = softmax_run_keys;
 
   /// For keys k (n_k,d) and values v (n_k,d_v).
-  SoftmaxTile(const MatrixView<T>& k, const MatrixView<T>& v, const ScoreBiases<T>& biases, Workspace& scratch)
+  SoftmaxTile(const MatrixView<T>& k, const MatrixView<T>& v, const Biases& biases, Workspace& scratch)
       : m_k(k),
         m_v(v),
         m_biases(biases),
@@ -126,11 +110,26 @@ class SoftmaxTile {
   }
 
   const MatrixView<T>&m_k, &m_v;
-  const ScoreBiases<T>& m_biases;
+  const Biases& m_biases;
   RowBlocks<T> m_q_blocks;
   TransposedRows<T> m_kt;
   RightRows<T> m_values;
   T *m_S, *m_b;  // (block,keys) (keys)
 };
+
+/// Calls emit(i, N_i, D_i, largest_i) with the sums of exact softmax (SoftmaxSums) of each row of the biases, for the
+/// rows' queries q (rows,d), keys k (n_k,d) and values v (n_k,d_v). emit may overwrite N_i. It may be called from
+/// several threads. O(d + d_v) a pair.
+template <Real T, class Emit>
+void for_each_softmax_sum(const RowBiases<T>& biases, const MatrixView<T>& q, const MatrixView<T>& k,
+                          const MatrixView<T>& v, const Team& team, Emit&& emit) {
+  using Tile = SoftmaxTile<T>;
+  team.run_tiles(q.rows(), Tile::rows, [&](Index i0, Index rows, Workspace& scratch) {
+    auto N = scratch.matrix<T>(rows, v.cols());
+    SoftmaxSums<T> sums{N, scratch.take<T>(rows), scratch.take<T>(rows)};
+    Tile(k, v, biases, scratch).contract(i0, q.middleRows(i0, rows), sums);
+    for (Index i = 0; i < rows; ++i) emit(i0 + i, writable_row(sums.N, i), sums.D[i], sums.largest[i]);
+  });
+}
 
 }  // namespace nprf

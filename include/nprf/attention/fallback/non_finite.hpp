@@ -8,8 +8,8 @@
 #include <span>
 
 #include "nprf/attention/scaling/value_scaling.hpp"
-#include "nprf/attention/weights/pair_bias.hpp"
 #include "nprf/attention/weights/prepared_position.hpp"
+#include "nprf/attention/weights/row_biases.hpp"
 #include "nprf/core/rows.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"

@@ -9,7 +9,7 @@
 
 #include "nprf/attention/fallback/row_tiles.hpp"
 #include "nprf/attention/scaling/value_scaling.hpp"
-#include "nprf/attention/weights/pair_bias.hpp"
+#include "nprf/attention/weights/row_biases.hpp"
 #include "nprf/core/lag_problem.hpp"
 #include "nprf/core/long_sums.hpp"
 #include "nprf/core/row_quotient.hpp"
@@ -128,10 +128,10 @@ class RowRecompute {
       : m_rows(rows, team),
         m_x(x),
         m_features(features),
-        m_bias(problem, x.keys, x.key_log_scales),
+        m_biases(problem, x.keys, x.key_log_scales, m_rows, team),
         m_team(team),
         m_A(m_rows.of<T>(x.A)),
-        m_tiles(m_bias, m_rows, team) {}
+        m_tiles(m_biases, team) {}
 
   /// What is found of a row. positive: its denominator D is positive. terms: (|A_i| sum_j c_ij |B_j|) / |D|, or 1 if
   /// all features are positive. is_left: the products of its features underflow, so that the row is left to exact
@@ -216,9 +216,8 @@ class RowRecompute {
   }
 
   DoubleRow<T> double_row(Index k, Workspace& scratch) const {
-    const Index i = m_rows.index(k), n_k = m_bias.num_keys();
-    auto b = scratch.template vector<double>(n_k);
-    m_bias(i, m_bias.largest(i), 0, n_k, b.data());
+    auto b = scratch.template vector<double>(m_biases.num_keys());
+    m_biases.set(k, 0, b.size(), b.data());
     return {row_of(m_A, k), m_x.B, m_x.U, b};
   }
 
@@ -226,13 +225,13 @@ class RowRecompute {
   void add_in_double(Index k, const OutputGradients& of, std::span<T> da, FactorGradients& out) const {
     Workspace& workspace = m_team.workspace();
     const Workspace::Scope scope(workspace);
-    const Index i = m_rows.index(k), n_k = m_bias.num_keys();
+    const Index i = m_rows.index(k), n_k = m_biases.num_keys();
     double* db = workspace.template take<double>(n_k);
     double_row(k, workspace)
         .backward(row_of(of.y, i), row_of(of.dy, i), {std::ldexp(1.0, of.exponents[i]), da, out.dB, out.dU, db},
                   workspace);
-    m_bias.add_gradient(
-        i, 0, n_k, [=](Index j) { return db[j]; }, out.db.lags.empty() ? nullptr : out.db.lags.data(),
+    m_biases.add_gradient(
+        k, 0, n_k, [=](Index j) { return db[j]; }, out.db.lags.empty() ? nullptr : out.db.lags.data(),
         out.db.border.data());
   }
 
@@ -251,7 +250,7 @@ class RowRecompute {
   RowSubset m_rows;
   const toeplitz::Factors<T>& m_x;
   const FeatureMapView<T>& m_features;
-  PairBias<T> m_bias;  // with the keys' log-scales
+  RowBiases<T> m_biases;  // with the keys' log-scales
   const Team& m_team;
   MatrixMap<T> m_A;  // (rows,r)
   RowTiles<T> m_tiles;

@@ -129,17 +129,11 @@ class DiagonalBlocks {
   // Y = S U; row i attends to the keys up to `lead` + i
   static void multiply_values(const MatrixMap<T>& S, const MatrixView<T>& U, Index lead, MatrixRef<T>& y,
                               Workspace& scratch) {
+    const MatrixView<T> finite = finite_rows<T>(U, scratch);
+    set_product(y, S, finite);  // (rows,p)
+    if (finite.data() == U.data()) return;
     Index first = 0;  // the first non-finite row
-    while (first < U.rows() && is_finite(row_of(U, first))) ++first;
-    if (first == U.rows()) {
-      set_product(y, S, U);  // (rows,p)
-      return;
-    }
-    auto finite_rows = scratch.matrix<T>(U.rows(), U.cols());
-    finite_rows = U;
-    for (Index j = first; j < U.rows(); ++j)
-      if (!is_finite(row_of(U, j))) std::ranges::fill(writable_row(finite_rows, j), T(0));
-    set_product(y, S, finite_rows);
+    while (is_finite(row_of(U, first))) ++first;
     for (Index i = std::max<Index>(first - lead, 0); i < S.rows(); ++i) {
       std::ranges::fill(writable_row(y, i), T(0));
       for (Index j = 0; j < std::min(lead + i + 1, S.cols()); ++j)

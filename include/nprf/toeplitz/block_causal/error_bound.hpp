@@ -17,35 +17,56 @@
 
 namespace nprf::toeplitz {
 
-/// The norms of the signals of each block of a level, relative to e^log_scales[k] for block k.
-struct BlockNorms {
-  /// Returns an array with the norms of each level, for r features. No signal has been added to them yet.
-  template <Real T>
-  static BlockNorms* of_levels(const CausalLevels<T>& levels, Index r, Workspace& workspace) {
-    auto* all = workspace.take<BlockNorms>(levels.count());
-    for (Index level = 0; level < levels.count(); ++level) {
-      const Index count = (levels.axis().length() + levels[level].size - 1) / levels[level].size;
-      all[level] = {count, workspace.take<double>(count), workspace.take<SignalNorms>(count)};
-      for (Index k = 0; k < count; ++k) new (all[level].norms + k) SignalNorms(r, workspace);
-    }
-    return all;
-  }
+/// The norms of the signals of all blocks of all levels, of one side of a product. Those of block k of a level are
+/// relative to e^log_scales[k]. O(n r) time and O(n r / 128) memory for each level.
+template <Real T>
+class LevelNorms {
+ public:
+  /// sources: the rows of B, where the log-scale of a block is the largest of its keys. targets: the rows of A, which
+  /// are multiplied by e^-M_i (factors.hpp), where that of a block is the largest of the keys before it.
+  enum class Side { sources, targets };
 
-  /// Adds to block k of the first level the rows j of X (n,r) whose places are in this block, each multiplied by the
-  /// factor of its place, and with sizes[j]. Slot s has place first + s. O(128 r).
-  template <Real T>
-  void measure(Index k, const MatrixView<T>& X, const Slots& slots, Index first, const T* factors,
-               const T* sizes) const {
+  struct Blocks {
+    Index count;
+    double* log_scales;
+    SignalNorms* norms;
+  };
+
+  /// `sizes` has the size of each row.
+  LevelNorms(Side side, const CausalLevels<T>& levels, const RunningKeyMax<T>& key_max, const Factors<T>& x,
+             const T* sizes, const Team& team)
+      : m_levels(team.workspace().template take<Blocks>(levels.count())) {
     constexpr Index block = CausalLevels<T>::block;
-    norms[k].add(
-        X, slots.below(k * block - first), slots.below((k + 1) * block - first),
-        [=, &slots](Index j) { return static_cast<double>(factors[first + slots[j]]); },
-        [=](Index j) { return static_cast<double>(sizes[j]); });
+    const bool targets = side == Side::targets;
+    const MatrixView<T>& X = targets ? x.A : x.B;
+    const Slots& slots = (targets ? x.queries : x.keys).slots;
+    const Index first = (targets ? levels.axis().queries : levels.axis().keys).first;
+    const T* factors = (targets ? key_max.rows(0) : key_max.keys()) + first;
+    Workspace& workspace = team.workspace();
+    for (Index level = 0; level < levels.count(); ++level) {
+      const Index size = levels[level].size, count = (levels.axis().length() + size - 1) / size;
+      const Blocks& of = m_levels[level] = {count, workspace.take<double>(count), workspace.take<SignalNorms>(count)};
+      for (Index k = 0; k < count; ++k) new (of.norms + k) SignalNorms(X.cols(), workspace);
+      team.run(count, [&](Index k, Workspace&) {
+        of.log_scales[k] = targets ? key_max.before(k * size) : key_max.largest(k * size, size);
+        if (level == 0)
+          return of.norms[k].add(
+              X, slots.below(k * block - first), slots.below((k + 1) * block - first),
+              [&](Index j) { return static_cast<double>(factors[slots[j]]); },
+              [&](Index j) { return static_cast<double>(sizes[j]); });
+        const Blocks& finer = m_levels[level - 1];
+        const Index group = levels[level - 1].group;
+        for (Index fine = k * group; fine < std::min((k + 1) * group, finer.count); ++fine)
+          of.norms[k].add(finer.norms[fine], targets ? ratio(of.log_scales[k], finer.log_scales[fine])
+                                                     : ratio(finer.log_scales[fine], of.log_scales[k]));
+      });
+    }
   }
 
-  Index count;
-  double* log_scales;
-  SignalNorms* norms;
+  const Blocks& operator[](Index level) const { return m_levels[level]; }
+
+ private:
+  Blocks* m_levels;
 };
 
 /// The error bound of the block-causal engine (fft/error_bound.hpp). At each level, the block of row i gets the
@@ -55,7 +76,7 @@ struct BlockNorms {
 ///
 /// for the weights g_s from source s to the block of the row, the signal x_sr of source s and feature r, and N twice
 /// the size of a block. The bounds of all levels are added, and a bound of the underflow. The sum does not depend on
-/// later keys. O(n r) time and O(n r / 128) memory for each level.
+/// later keys.
 template <Real T>
 class BlockCausalErrorBound {
  public:
@@ -65,20 +86,7 @@ class BlockCausalErrorBound {
       : m_levels(levels),
         m_key_max(key_max),
         m_x(x),
-        m_blocks(BlockNorms::of_levels(levels, x.B.cols(), team.workspace())) {
-    for (Index level = 0; level < levels.count(); ++level) {
-      const BlockNorms& of = m_blocks[level];
-      team.run(of.count, [&](Index k, Workspace&) {
-        if (level == 0) {
-          of.log_scales[k] = key_max.largest(k);
-          of.measure(k, x.B, x.keys.slots, levels.axis().keys.first, key_max.keys(), sizes);
-        } else {
-          for_each(m_blocks[level - 1], k * levels[level - 1].group, levels[level - 1].group, of.log_scales[k],
-                   [&](const SignalNorms& norms, double factor, Index) { of.norms[k].add(norms, factor); });
-        }
-      });
-    }
-  }
+        m_sources(LevelNorms<T>::Side::sources, levels, key_max, x, sizes, team) {}
 
   /// Writes the bounds of all rows to out (n_q).
   void rows(RowErrorBounds out, const Team& team) const {
@@ -95,15 +103,6 @@ class BlockCausalErrorBound {
  private:
   static constexpr Index block = CausalLevels<T>::block;
 
-  // Calls use(norms, factor, block) for up to `count` blocks from `first` on. Sets log_scale to the largest log-scale
-  // of these blocks. `factor` is e^(the block's log-scale - log_scale)
-  template <class Use>
-  static void for_each(const BlockNorms& blocks, Index first, Index count, double& log_scale, Use&& use) {
-    const Index end = std::min(first + count, blocks.count);
-    log_scale = *std::max_element(blocks.log_scales + first, blocks.log_scales + end);
-    for (Index k = first; k < end; ++k) use(blocks.norms[k], ratio(blocks.log_scales[k], log_scale), k);
-  }
-
   // adds the bounds of level `of` to those of queries i0..end-1, which are in the block of 128 that begins at `place`
   void add(Index of, Index place, Index i0, Index end, RowErrorBounds out, Workspace& scratch) const {
     const auto& level = m_levels[of];
@@ -111,15 +110,18 @@ class BlockCausalErrorBound {
     if (target == first) return;
     SignalNorms::Row largest = SignalNorms::row(r, scratch), Y = SignalNorms::row(r, scratch),
                      sums = SignalNorms::row(r, scratch);
-    double log_scale, value = 0;
-    for_each(m_blocks[of], first, target - first, log_scale,
-             [&](const SignalNorms& norms, double factor, Index source) {
-               for (Index k = 0; k < r; ++k) largest[k] = std::max(largest[k], factor * norms.largest(k));
-               value = std::max(value, norms.largest_size());
-               if (target - source > level.offsets) return;
-               norms.add_sized(level.norms[target - source - 1], 2 * level.size, factor, Y);
-               norms.add_ones(level.norms[target - source - 1], 2 * level.size, factor, sums);
-             });
+    const auto& blocks = m_sources[of];
+    const double log_scale = *std::max_element(blocks.log_scales + first, blocks.log_scales + target);
+    double value = 0;
+    for (Index source = first; source < target; ++source) {
+      const SignalNorms& norms = blocks.norms[source];
+      const double factor = ratio(blocks.log_scales[source], log_scale);
+      for (Index k = 0; k < r; ++k) largest[k] = std::max(largest[k], factor * norms.largest(k));
+      value = std::max(value, norms.largest_size());
+      if (target - source > level.offsets) continue;
+      norms.add_sized(level.norms[target - source - 1], 2 * level.size, factor, Y);
+      norms.add_ones(level.norms[target - source - 1], 2 * level.size, factor, sums);
+    }
     if (std::none_of(Y.data(), Y.data() + r, [](double size) { return size > 0; })) value = 0;
     const double sources = static_cast<double>(std::min(target - first, level.offsets)),
                  of_signals = sources * Underflow<T>::of_signals(2 * level.size), of_row = Underflow<T>::of_row(r);
@@ -139,13 +141,12 @@ class BlockCausalErrorBound {
   const CausalLevels<T>& m_levels;
   const RunningKeyMax<T>& m_key_max;
   const Factors<T>& m_x;
-  BlockNorms* m_blocks;  // (levels)  the norms for the rows of B
+  LevelNorms<T> m_sources;
 };
 
 /// The error bound of the gradients of the block-causal engine (fft/error_bound.hpp). The bound of a key is the sum
 /// over the levels of the bounds for the targets after the key's block in its group. The bound of a lag is the sum over
-/// the levels of the bounds for the pairs of blocks at whose offset the lag occurs. O(n r) time and O(n r / 128) memory
-/// for each level.
+/// the levels of the bounds for the pairs of blocks at whose offset the lag occurs.
 template <Real T>
 class BlockCausalBackwardErrorBound {
  public:
@@ -155,21 +156,8 @@ class BlockCausalBackwardErrorBound {
         m_key_max(key_max),
         m_x(x),
         m_lag_sums(of.lags),
-        m_w(BlockNorms::of_levels(levels, x.A.cols(), team.workspace())),
-        m_b(BlockNorms::of_levels(levels, x.B.cols(), team.workspace())) {
-    for (Index level = 0; level < levels.count(); ++level) {
-      team.run(m_w[level].count, [&](Index k, Workspace&) {
-        if (level == 0) {
-          m_w[0].log_scales[k] = key_max.before(k * block);
-          m_w[0].measure(k, x.A, x.queries.slots, levels.axis().queries.first, key_max.rows(0), of.sizes);
-          m_b[0].log_scales[k] = key_max.largest(k);
-          m_b[0].measure(k, x.B, x.keys.slots, levels.axis().keys.first, key_max.keys(), of.values);
-        } else {
-          merge(level, k);
-        }
-      });
-    }
-  }
+        m_w(LevelNorms<T>::Side::targets, levels, key_max, x, of.sizes, team),
+        m_b(LevelNorms<T>::Side::sources, levels, key_max, x, of.values, team) {}
 
   /// Writes the bounds to out. The bound of lag l is at index l + n_q - 1.
   void find(GradientErrorBounds out, Index n_q, const Team& team) const {
@@ -187,18 +175,6 @@ class BlockCausalBackwardErrorBound {
 
  private:
   static constexpr Index block = CausalLevels<T>::block;
-
-  void merge(Index level, Index k) const {
-    const Index group = m_levels[level - 1].group, first = k * group;
-    const BlockNorms &w = m_w[level - 1], &b = m_b[level - 1];
-    const Index end = std::min(first + group, w.count);
-    m_w[level].log_scales[k] = m_key_max.before(k * m_levels[level].size);
-    m_b[level].log_scales[k] = *std::max_element(b.log_scales + first, b.log_scales + end);
-    for (Index fine = first; fine < end; ++fine) {
-      m_w[level].norms[k].add(w.norms[fine], ratio(m_w[level].log_scales[k], w.log_scales[fine]));
-      m_b[level].norms[k].add(b.norms[fine], ratio(b.log_scales[fine], m_b[level].log_scales[k]));
-    }
-  }
 
   // adds the bounds of level `of` to those of the keys in the block of 128 that begins at `place`
   void add_keys(Index of, Index place, GradientErrorBounds out, Workspace& scratch) const {
@@ -251,7 +227,7 @@ class BlockCausalBackwardErrorBound {
   const RunningKeyMax<T>& m_key_max;
   const Factors<T>& m_x;
   const T* m_lag_sums;
-  BlockNorms *m_w, *m_b;  // (levels)  the norms of targets, times e^(before(block) - M_i), and those of sources
+  LevelNorms<T> m_w, m_b;  // of targets, of sources
 };
 
 }  // namespace nprf::toeplitz

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "nprf/core/rows.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/fft/lanes.hpp"
@@ -82,14 +83,26 @@ class LevelMaxima {
               const CausalLevels<T>& levels, const Team& team)
       : m_r(B.cols()), m_p(U.cols()), m_levels(team.workspace().take<Of>(levels.count())) {
     for (Index level = 0; level < levels.count(); ++level) {
-      const Index blocks = (levels.axis().length() + levels[level].size - 1) / levels[level].size;
+      const Index size = levels[level].size, blocks = (levels.axis().length() + size - 1) / size;
       const Of of = m_levels[level] = take(blocks, team.workspace());
-      const Of* finer = level > 0 ? m_levels + level - 1 : nullptr;
       team.run(blocks, [&](Index k, Workspace&) {
-        if (finer)
-          merge(*finer, k, levels[level - 1].group, of);
-        else
-          measure(B, U, key_max, k, of);
+        T *b = of.b + k * m_r, *u = of.u + k * m_p;
+        std::fill_n(b, m_r, T(0));
+        std::fill_n(u, m_p, T(0));
+        of.log_scales[k] = key_max.largest(k * size, size);
+        const auto add = [&](const T* of_b, T factor, const T* of_u) {
+          include(b, of_b, factor, m_r);
+          include(u, of_u, T(1), m_p);
+        };
+        if (level == 0) {
+          for (Index j = k * size; j < std::min((k + 1) * size, B.rows()); ++j)
+            add(row_of(B, j).data(), key_max.keys()[j], row_of(U, j).data());
+          return;
+        }
+        const Of& finer = m_levels[level - 1];
+        const Index group = levels[level - 1].group;
+        for (Index j = k * group; j < std::min((k + 1) * group, finer.blocks); ++j)
+          add(finer.b + j * m_r, static_cast<T>(ratio(finer.log_scales[j], of.log_scales[k])), finer.u + j * m_p);
       });
     }
   }
@@ -106,8 +119,6 @@ class LevelMaxima {
   }
 
  private:
-  static constexpr Index block = CausalLevels<T>::block;
-
   // the maxima of the blocks of a level
   struct Of {
     Index blocks;
@@ -124,30 +135,6 @@ class LevelMaxima {
     for (Index c = 0; c < n; ++c) {
       const T x = std::abs(row[c]) * factor;
       largest[c] = x > largest[c] ? x : largest[c];
-    }
-  }
-
-  void measure(const MatrixView<T>& B, const MatrixView<T>& U, const RunningKeyMax<T>& key_max, Index k,
-               const Of& of) const {
-    T *b = of.b + k * m_r, *u = of.u + k * m_p;
-    std::fill_n(b, m_r, T(0));
-    std::fill_n(u, m_p, T(0));
-    of.log_scales[k] = key_max.largest(k);
-    for (Index j = k * block; j < std::min((k + 1) * block, B.rows()); ++j) {
-      include(b, B.row(j).data(), key_max.keys()[j], m_r);
-      include(u, U.row(j).data(), T(1), m_p);
-    }
-  }
-
-  void merge(const Of& finer, Index k, Index group, const Of& of) const {
-    T *b = of.b + k * m_r, *u = of.u + k * m_p;
-    std::fill_n(b, m_r, T(0));
-    std::fill_n(u, m_p, T(0));
-    const Index first = k * group, end = std::min(first + group, finer.blocks);
-    of.log_scales[k] = *std::max_element(finer.log_scales + first, finer.log_scales + end);
-    for (Index j = first; j < end; ++j) {
-      include(b, finer.b + j * m_r, static_cast<T>(ratio(finer.log_scales[j], of.log_scales[k])), m_r);
-      include(u, finer.u + j * m_p, T(1), m_p);
     }
   }
 

@@ -70,9 +70,10 @@ class RunningKeyMax {
   /// that has the given place.
   double largest(Index k) const { return m_largest[k]; }
   double before(Index place) const { return m_before[place / block]; }
-  /// The largest log-scale in the `count` places from `place` on, which must be whole blocks of 128.
+  /// The largest log-scale in the `count` places from `place` on, which must be whole blocks of 128; places after the
+  /// last count as -infinity.
   double largest(Index place, Index count) const {
-    return *std::max_element(m_largest + place / block, m_largest + (place + count) / block);
+    return *std::max_element(m_largest + place / block, std::min(m_largest + (place + count) / block, m_before));
   }
 
   /// e^(e_j - largest(block of j)), by place.

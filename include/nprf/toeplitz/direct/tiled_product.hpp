@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "nprf/core/block_product.hpp"
 #include "nprf/core/function_ref.hpp"
@@ -66,6 +67,28 @@ class TileWeights {
 
  protected:
   ~TileWeights() = default;
+};
+
+/// Weights that are computed one by one: weight(i, j) of query i and key j. keys(i0, rows) returns the range of keys to
+/// which queries i0..i0+rows-1 may give non-zero weights.
+template <class Weight, class Keys, class T = std::invoke_result_t<const Weight&, Index, Index>>
+class EachWeight final : public TileWeights<T> {
+ public:
+  EachWeight(const Weight& weight, const Keys& keys) : m_weight(weight), m_keys(keys) {}
+
+  void set(const PairBlock& of, WeightBlock<T>& c) const override {
+    for (Index k = 0; k < Block<T>::rows; ++k) {
+      T* weights = c.own_row(k);
+      const Index i = of.i + std::min(k, of.rows - 1);
+      for (Index j = 0; j < of.count; ++j) weights[j] = m_weight(i, of.j0 + j);
+      std::fill(weights + of.count, weights + of.packs * Pack<T>::size, T(0));
+    }
+  }
+  RowRange keys(Index i0, Index rows, Index) const override { return m_keys(i0, rows); }
+
+ private:
+  Weight m_weight;
+  Keys m_keys;
 };
 
 /// Y = ((A B^T) o C) U for the queries of one tile. The scores of a block of queries and a run of keys stay in the

@@ -5,10 +5,8 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
-#include <numeric>
 #include <span>
 
-#include "nprf/core/block_product.hpp"
 #include "nprf/core/lag_weights.hpp"
 #include "nprf/core/rows.hpp"
 #include "nprf/core/shapes.hpp"
@@ -68,43 +66,6 @@ class PairWeights {
   double* m_largest = nullptr;  // M (n_q)
 };
 
-/// Which tokens are the rows of a tile; the others are its columns.
-enum class TileRows { queries, keys };
-
-/// The weights of some queries with all keys, or of some keys with all queries. In both cases the functions of
-/// TileWeights call the rows queries and the columns keys.
-template <Real T>
-class SelectedPairWeights final : public TileWeights<T> {
- public:
-  /// `numbers` are the indices of the rows among all queries or all keys, in increasing order.
-  SelectedPairWeights(TileRows rows, const PairWeights<T>& weights, std::span<const Index> numbers)
-      : m_rows(rows), m_weights(weights), m_numbers(numbers) {}
-
-  std::span<const Index> numbers() const { return m_numbers; }
-
-  void set(const PairBlock& of, WeightBlock<T>& c) const override {
-    for (Index k = 0; k < Block<T>::rows; ++k) {
-      const Index row = number(of.i + std::min(k, of.rows - 1));
-      T* weights = c.own_row(k);
-      for (Index j = 0; j < of.count; ++j)
-        weights[j] = m_rows == TileRows::queries ? m_weights(row, of.j0 + j) : m_weights(of.j0 + j, row);
-      std::fill(weights + of.count, weights + of.packs * Pack<T>::size, T(0));
-    }
-  }
-
-  RowRange keys(Index k0, Index count, Index) const override {
-    const Index first = number(k0), last = number(k0 + count - 1);
-    return m_rows == TileRows::queries ? m_weights.keys_of(first, last) : m_weights.queries_of(first, last);
-  }
-
- private:
-  Index number(Index k) const { return m_numbers[static_cast<std::size_t>(k)]; }
-
-  TileRows m_rows;
-  const PairWeights<T>& m_weights;
-  std::span<const Index> m_numbers;
-};
-
 /// Gradients of some queries, keys and lags by the sums of their definition (factors.hpp), for a product whose engine
 /// rounds them too coarsely. Each is rounded relative to its own terms.
 template <Real T>
@@ -114,15 +75,24 @@ class RecomputedGradients {
                       const Team& team)
       : m_weights(weights), m_x(x), m_G(G), m_out(out), m_team(team) {}
 
-  /// Writes dA_i = sum_j w_ij (G_i.U_j) B_j for these queries i. O(n_k (r + p)) each.
+  /// Writes dA_i = sum_j w_ij (G_i.U_j) B_j for these queries i, which must increase. O(n_k (r + p)) each.
   void queries(std::span<const Index> numbers) const {
-    contract(Weights(TileRows::queries, m_weights, numbers), {m_G, m_x.U, m_x.B, {}, {}}, m_out.dA);
+    const RowSubset rows(numbers, m_team);
+    const auto weight = [&](Index i, Index j) { return m_weights(rows.index(i), j); };
+    const auto keys = [&](Index i, Index n) { return m_weights.keys_of(rows.index(i), rows.index(i + n - 1)); };
+    const EachWeight weights(weight, keys);
+    contract(rows, weights, {m_G, m_x.U, m_x.B, {}, {}}, m_out.dA);
   }
 
-  /// Writes dB_j = sum_i w_ij (G_i.U_j) A_i and dU_j = sum_i w_ij (A_i.B_j) G_i for these keys j. O(n_q (r + p)) each.
+  /// Writes dB_j = sum_i w_ij (G_i.U_j) A_i and dU_j = sum_i w_ij (A_i.B_j) G_i for these keys j, which must increase.
+  /// O(n_q (r + p)) each.
   void keys(std::span<const Index> numbers) const {
-    contract(Weights(TileRows::keys, m_weights, numbers), {m_x.U, m_G, m_x.A, {}, {}}, m_out.dB);
-    contract(Weights(TileRows::keys, m_weights, numbers), {m_x.B, m_x.A, m_G, {}, {}}, m_out.dU);
+    const RowSubset rows(numbers, m_team);  // of tiles whose rows are keys, and whose keys are queries
+    const auto weight = [&](Index j, Index i) { return m_weights(i, rows.index(j)); };
+    const auto queries = [&](Index j, Index n) { return m_weights.queries_of(rows.index(j), rows.index(j + n - 1)); };
+    const EachWeight weights(weight, queries);
+    contract(rows, weights, {m_x.U, m_G, m_x.A, {}, {}}, m_out.dB);
+    contract(rows, weights, {m_x.B, m_x.A, m_G, {}, {}}, m_out.dU);
   }
 
   /// Writes dc_l = sum over t_j - s_i = l of e^(e_j - M_i) (A_i.B_j)(G_i.U_j) for these lags l. dc[0] is for the lag
@@ -141,12 +111,11 @@ class RecomputedGradients {
 
   /// Writes all gradients, computed by tiles as in the direct engine. dc[0] is for the lag `first`. O(n_q n_k (r + p)).
   void all(Index first) const {
-    Workspace& workspace = m_team.workspace();
-    const Workspace::Scope scope(workspace);
-    const Index n_q = m_x.A.rows(), lags = m_out.dc.size();
-    Index* numbers = workspace.template take<Index>(n_q);
-    std::iota(numbers, numbers + n_q, Index{0});
-    const Weights weights(TileRows::queries, m_weights, {numbers, static_cast<std::size_t>(n_q)});
+    const Workspace::Scope scope(m_team.workspace());
+    const Index lags = m_out.dc.size();
+    const auto weight = [&](Index i, Index j) { return m_weights(i, j); };
+    const auto keys = [&](Index i, Index n) { return m_weights.keys_of(i, i + n - 1); };
+    const EachWeight weights(weight, keys);
     m_out.set_zero();
     const auto c_dc =
         TiledProduct<T>(m_x, weights).add_gradients(m_G, m_out, lags, m_team, [&](const PairRow<T>& pairs, T* share) {
@@ -174,19 +143,14 @@ class RecomputedGradients {
   }
 
  private:
-  using Weights = SelectedPairWeights<T>;
-
-  // writes the rows weights.numbers() of ((A B^T) o W) U to the same rows of out, for the weights W
-  void contract(const Weights& weights, const Factors<T>& x, MatrixRef<T>& out) const {
-    const Index count = static_cast<Index>(weights.numbers().size());
-    const auto number = [&](Index k) { return weights.numbers()[static_cast<std::size_t>(k)]; };
+  // writes these rows of ((A B^T) o W) U to the same rows of out
+  void contract(const RowSubset& rows, const TileWeights<T>& W, const Factors<T>& x, MatrixRef<T>& out) const {
     Workspace& workspace = m_team.workspace();
     const Workspace::Scope scope(workspace);
-    auto A = workspace.template matrix<T>(count, x.A.cols()), Y = workspace.template matrix<T>(count, x.U.cols());
-    for (Index k = 0; k < count; ++k) std::ranges::copy(row_of(x.A, number(k)), writable_row(A, k).data());
-    const Factors<T> selected = Factors<T>::without_gaps(A, x.B, x.U);
-    TiledProduct<T>(selected, weights).contract(Y, m_team, nullptr);
-    for (Index k = 0; k < count; ++k) std::ranges::copy(row_of(Y, k), writable_row(out, number(k)).data());
+    const MatrixView<T> A = rows.of<T>(x.A);
+    auto Y = workspace.template matrix<T>(rows.count(), x.U.cols());
+    TiledProduct<T>(Factors<T>::without_gaps(A, x.B, x.U), W).contract(Y, m_team, nullptr);
+    rows.put<T>(Y, out);
   }
 
   const PairWeights<T>& m_weights;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/attention/fallback/row_tiles.hpp"
+#include "nprf/core/rows.hpp"
 
 #include <vector>
 
 #include "support/catch.hpp"
 #include "support/error.hpp"
 
-namespace nprf::test::attention_fallback_row_subset {
+namespace nprf::test::core_rows_row_subset {
 
-TEST_CASE("the rows of a subset of the queries can be copied from and to a matrix", "[attention]") {
+TEST_CASE("the rows of a subset of the queries can be copied from and to a matrix", "[core]") {
   Workspace workspace;
   const Team team(workspace);
   const std::vector<Index> numbers{2, 3, 6};
@@ -27,7 +27,7 @@ TEST_CASE("the rows of a subset of the queries can be copied from and to a matri
   CHECK(same_bits(x, expected));
 }
 
-TEST_CASE("an empty subset has no rows", "[attention]") {
+TEST_CASE("an empty subset has no rows", "[core]") {
   Workspace workspace;
   const Team team(workspace);
   const RowSubset none({}, team);
@@ -35,4 +35,4 @@ TEST_CASE("an empty subset has no rows", "[attention]") {
   CHECK(none.of<double>(Matrix<double>::Ones(3, 2)).rows() == 0);
 }
 
-}  // namespace nprf::test::attention_fallback_row_subset
+}  // namespace nprf::test::core_rows_row_subset

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/attention/weights/pair_bias.hpp"
+#include "nprf/attention/weights/row_biases.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -14,7 +14,7 @@
 #include "support/catch.hpp"
 #include "support/error.hpp"
 
-namespace nprf::test::attention_weights_pair_bias {
+namespace nprf::test::attention_weights_row_biases {
 
 namespace {
 
@@ -49,34 +49,34 @@ TEST_CASE("the bias of a pair is that of the position plus the key's log-scale",
   Index pairs = 0;
   for_each_case([&](const PreparedPosition<double>& weights, const Placement& keys) {
     Workspace workspace;
-    const Index n_k = keys.count();
+    const Team team(workspace);
+    const Index n_k = keys.count(), n_q = weights.queries().count();
     const Vector<double> log_scales = normal_vector<double>(n_k, 5);
-    const PairBias<double> bias(weights.problem(), keys, nullptr), scaled(weights.problem(), keys, log_scales.data());
-    for (Index i = 0; i < weights.queries().count(); ++i) {
-      const auto [first, end] = bias.reach(i, i);
-      const auto largest = bias.largest(i);
-      double most = minus_infinity;
-      for (Index j = 0; j < n_k; ++j) most = std::max(most, weights.problem().bias_between(i, keys.token_index(j)));
-      if (most == minus_infinity) {
-        CHECK(largest.bias == minus_infinity);
-        continue;
-      }
-      CHECK(std::abs(largest.bias - most) <= 16 * epsilon<double>);  // a sum of two numbers below 8
+    const RowSubset rows = RowSubset::all(n_q, team);
+    const RowBiases<double> bias(weights.problem(), keys, nullptr, rows, team),
+        scaled(weights.problem(), keys, log_scales.data(), rows, team);
+    for (Index i = 0; i < n_q; ++i) {
+      const auto [first, end] = bias.keys(i, 1);
+      Vector<double> expected(n_k);
+      for (Index j = 0; j < n_k; ++j) expected[j] = weights.problem().bias_between(i, keys.token_index(j));
+      const Vector<double> sums = expected + log_scales;
+      const double most = expected.maxCoeff(), most_sum = sums.maxCoeff();
       for (Index j = 0; j < n_k; ++j) {
-        const double expected = weights.problem().bias_between(i, keys.token_index(j));
-        pairs += expected > minus_infinity;
-        if (j < first || j >= end) CHECK(expected == minus_infinity);
+        pairs += expected[j] > minus_infinity;
+        if (j < first || j >= end) CHECK(expected[j] == minus_infinity);
         for (const Index count : {Index{1}, n_k - j}) {
           Vector<double> b(count), r(count);
-          bias(i, largest, j, count, b.data());
-          scaled(i, scaled.largest(i), j, count, r.data());
-          // differences of numbers below 8, and sums of two of them
-          const auto is = [](double got, double wanted) {
-            return got == wanted || std::abs(got - wanted) <= 64 * epsilon<double>;
-          };
-          CHECK(is(b[0], expected - most));
-          CHECK(is(b[count - 1], weights.problem().bias_between(i, keys.token_index(j + count - 1)) - most));
-          CHECK(is(r[0], expected - most + log_scales[j]));
+          bias.set(i, j, count, b.data());
+          if (most > minus_infinity) scaled.set(i, j, count, r.data());
+          for (const Index k : {Index{0}, count - 1}) {
+            // differences of numbers below 8, and sums of two of them
+            const auto is = [&](double got, double wanted) {
+              return expected[j + k] > minus_infinity ? std::abs(got - wanted) <= 64 * epsilon<double>
+                                                      : got == minus_infinity;
+            };
+            CHECK(is(b[k], expected[j + k] - most));
+            if (most > minus_infinity) CHECK(is(r[k], sums[j + k] - most_sum));
+          }
         }
       }
     }
@@ -93,10 +93,10 @@ TEST_CASE("differences of biases far from zero are precise", "[attention]") {
     const AlibiPosition<double> alibi(slope);
     const PreparedPosition<double> weights(alibi, {}, {n, n, 4, 2}, offset, Pass::forward, team);
     const Placement keys = weights.keys({}, n, workspace);
-    const PairBias<double> bias(weights.problem(), keys, nullptr);
+    const RowBiases<double> bias(weights.problem(), keys, nullptr, RowSubset::all(n, team), team);
     for (Index i = 0; i < n; ++i) {
       Vector<double> b(n);
-      bias(i, bias.largest(i), 0, n, b.data());
+      bias.set(i, 0, n, b.data());
       const auto distance = [i, offset = offset](Index j) { return std::abs(j - i - offset); };
       Index nearest = distance(0);
       for (Index j = 1; j < n; ++j) nearest = std::min(nearest, distance(j));
@@ -119,10 +119,10 @@ TEST_CASE("biases of cells beside an extra token's are precise, however large th
   const Index n = grid.tokens();
   const PreparedPosition<double> weights(grid, {}, {n, n, 4, 2}, 0, Pass::forward, team);
   const Placement keys = weights.keys({}, n, workspace);
-  const PairBias<double> bias(weights.problem(), keys, nullptr);
+  const RowBiases<double> bias(weights.problem(), keys, nullptr, RowSubset::all(n, team), team);
   for (Index i = 2; i < n; ++i) {
     Vector<double> got(n);
-    bias(i, bias.largest(i), 0, n, got.data());
+    bias.set(i, 0, n, got.data());
     for (Index j = 0; j < n; ++j) CHECK(std::abs(got[j] - (grid.bias(i, j) - 8)) <= 16 * epsilon<double>);
   }
 }
@@ -130,7 +130,9 @@ TEST_CASE("biases of cells beside an extra token's are precise, however large th
 TEST_CASE("the gradient of a pair is added to that of its lag or of its entry of the border", "[attention]") {
   for_each_case([&](const PreparedPosition<double>& weights, const Placement& keys) {
     Workspace workspace;
-    const PairBias<double> bias(weights.problem(), keys, nullptr);
+    const Team team(workspace);
+    const RowBiases<double> bias(weights.problem(), keys, nullptr, RowSubset::all(weights.queries().count(), team),
+                                 team);
     const Index n_k = keys.count(), E = weights.problem().border.count;
     const LagRange lags = weights.problem().lags;
     Vector<double> at_lags = Vector<double>::Zero(lags.size()), at_border = Vector<double>::Zero(E * (E + 2));
@@ -157,4 +159,4 @@ TEST_CASE("the gradient of a pair is added to that of its lag or of its entry of
   });
 }
 
-}  // namespace nprf::test::attention_weights_pair_bias
+}  // namespace nprf::test::attention_weights_row_biases
