@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "nprf/core/border.hpp"
 #include "nprf/core/lag_weights.hpp"
 #include "nprf/core/long_sums.hpp"
 #include "nprf/core/shapes.hpp"

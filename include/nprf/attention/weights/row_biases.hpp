@@ -20,7 +20,7 @@ namespace nprf {
 /// dL/db of one sequence, summed in double.
 struct BiasGradient {
   std::span<double> lags;    // (LagProblem::lags); empty if not requested
-  std::span<double> border;  // (E,E+2), with the columns of Border (core/border.hpp)
+  std::span<double> border;  // (E,E+2), with the columns of Border (core/slots.hpp)
 
   /// The number of gradients in a share: those of `lags`, and after them those of `border`.
   Index size() const { return static_cast<Index>(lags.size() + border.size()); }
