@@ -83,9 +83,9 @@ class Attention {
     detail::reject_mixed_scalars<T, Q, K, V>();
   }
 
-  /// Returns the gradients for dy (n_q,d_v) = dL/dy, after the forward that filled `saved`. Memory O(n (r + d_v)); the
-  /// time depends on the engine, as that of forward does. Throws InvalidArgument if another attention filled `saved`,
-  /// or if dy has another shape.
+  /// Returns the gradients for dy (n_q,d_v) = dL/dy, after the forward that filled `saved`. It takes two to three times
+  /// forward's time, and memory O(n (r + d_v)). Throws InvalidArgument if another attention filled `saved`, or if dy
+  /// has another shape.
   Gradients<T> backward(const Saved<T>& saved, const MatrixView<T>& dy) const {
     static_assert(LearnedPosition<P>, "nprf: backward needs a position with gradient() (position.hpp)");
     m_heads.m_core.check_saved(saved);

@@ -174,13 +174,13 @@ void scale_rows(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> xs, cons
   });
 }
 
-/// A subset of the queries. Its rows are copied from and to matrices that have a row for each query.
+/// A subset of the rows of a matrix, for example of those of all queries.
 class RowSubset {
  public:
-  /// The queries with these indices, which must increase.
+  /// The rows with these indices, which must increase.
   RowSubset(std::span<const Index> indices, const Team& team) : m_indices(indices), m_team(team) {}
 
-  /// All n queries. Their indices are in the workspace.
+  /// All n rows. Their indices are in the workspace.
   static RowSubset all(Index n, const Team& team) {
     Index* indices = team.workspace().take<Index>(n);
     std::iota(indices, indices + n, Index{0});
@@ -188,10 +188,10 @@ class RowSubset {
   }
 
   Index count() const { return static_cast<Index>(m_indices.size()); }
-  /// The index of the i-th query of the subset among all queries.
+  /// The index in the matrix of the i-th row of the subset.
   Index index(Index i) const { return m_indices[static_cast<std::size_t>(i)]; }
 
-  /// Returns a copy of the subset's rows of x, in the workspace.
+  /// Returns a copy of these rows of x, in the workspace.
   template <Real T>
   MatrixMap<T> of(const MatrixView<T>& x) const {
     auto rows = m_team.workspace().matrix<T>(count(), x.cols());
@@ -201,7 +201,7 @@ class RowSubset {
     return rows;
   }
 
-  /// Copies `rows`, one for each query of the subset, to the subset's rows of x.
+  /// Copies `rows`, one for each of the subset, to these rows of x.
   template <Real T>
   void put(const MatrixView<T>& rows, MatrixRef<T> x) const {
     m_team.run_tiles(count(), [&](Index i0, Index n, Workspace&) {

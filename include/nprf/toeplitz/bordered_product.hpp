@@ -22,7 +22,8 @@ namespace nprf::toeplitz {
 ///     C = [ between    to_slots ]
 ///         [ from_slots c[t - s] ]
 ///
-/// Time and memory as of Product, plus time O(E (n_q + n_k)(r + p)) for E tokens without a slot.
+/// Time and memory as of Product, plus time O(E (n_q + n_k)(r + p)) for E tokens without a slot, where E counts as a
+/// multiple of 6.
 template <Real T>
 class BorderedProduct {
  public:

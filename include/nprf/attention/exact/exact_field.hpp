@@ -30,16 +30,18 @@ struct FarSums {
   double* log_scales;  // (n_q)
 };
 
-/// The problem in which queries attend only to the keys at lags l for which keeps(l) is true. Its tables are in the
-/// workspace.
+/// The problem in which queries attend only to the keys at lags l for which keeps(l) is true. Its tables of biases are
+/// in the workspace; its weights, and the biases that they are relative to, are those of x. O(lags).
 template <Real T, class Keeps>
 LagProblem<T> with_lags(LagProblem<T> x, Workspace& workspace, const Keeps& keeps) {
-  for (const double** table : {&x.biases, &x.log_weights}) {
-    double* kept = workspace.take<double>(x.lags.size());
-    for (Index l = 0; l < x.lags.size(); ++l)
-      kept[l] = keeps(x.lags.first + l) ? (*table)[l] : LagProblem<T>::minus_infinity;
-    *table = kept;
+  constexpr double never = LagProblem<T>::minus_infinity;
+  double *biases = workspace.take<double>(x.lags.size()), *log_weights = workspace.take<double>(x.lags.size());
+  for (Index l = 0; l < x.lags.size(); ++l) {
+    const bool kept = keeps(x.lags.first + l);
+    biases[l] = kept ? x.biases[l] : never;
+    log_weights[l] = kept ? x.log_weights[l] : never;
   }
+  x.biases = biases, x.log_weights = log_weights;
   return x;
 }
 

@@ -22,9 +22,14 @@ template <Real T, class Use>
 void for_each_field(const LagProblem<T>& problem, const Placement& keys, const std::type_identity_t<MatrixView<T>>& q,
                     const std::type_identity_t<MatrixView<T>>& k, const Team& team, Use&& use) {
   Workspace& workspace = team.workspace();
-  const Workspace::Scope scope(workspace);
-  if (problem.sinks > 0) use(ExactField<T>(sink_pairs(problem, workspace), keys.first(problem.sinks), q, k, team));
-  if (problem.near.width > 0) use(ExactField<T>(near_pairs(problem, workspace), keys, q, k, team));
+  if (problem.sinks > 0) {
+    const Workspace::Scope scope(workspace);
+    use(ExactField<T>(sink_pairs(problem, workspace), keys.first(problem.sinks), q, k, team));
+  }
+  if (problem.near.width > 0) {
+    const Workspace::Scope scope(workspace);
+    use(ExactField<T>(near_pairs(problem, workspace), keys, q, k, team));
+  }
 }
 
 /// The pairs of a sequence that have the weights of exact softmax: those of attention sinks, the near field, and all

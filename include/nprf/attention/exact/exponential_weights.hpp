@@ -107,6 +107,7 @@ void add_exponential_gradients(const RowBiases<T>& biases, const ExponentialSums
   const auto x = toeplitz::Factors<T>::without_gaps(of.q, of.k, of.U);
   toeplitz::GradientRefs<T> gradients{out.dq, out.dk, out.dU, Eigen::Map<Vector<T>>(nullptr, 0)};
   const auto add_db = [&](const toeplitz::PairRow<T>& pairs, T* share) {
+    if (out.db.size() == 0) return;
     const toeplitz::RowRange keys = biases.keys(pairs.i, 1);
     const Index first = std::max(keys.begin - pairs.j0, Index{0}), end = std::min(keys.end - pairs.j0, pairs.count);
     if (first >= end) return;

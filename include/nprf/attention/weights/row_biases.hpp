@@ -41,7 +41,7 @@ struct BiasGradient {
 template <Real T>
 class RowBiases {
  public:
-  /// `key_log_scales` may be null. O(rows n_k).
+  /// `key_log_scales` may be null. O(lags + rows n_k), or of a band of w lags O(lags + rows w).
   RowBiases(const LagProblem<T>& problem, const Placement& keys, const double* key_log_scales, const RowSubset& rows,
             const Team& team)
       : m_x(problem),
@@ -61,7 +61,7 @@ class RowBiases {
     team.run_tiles(rows.count(), [&](Index i0, Index count, Workspace&) {
       for (Index i = i0; i < i0 + count; ++i) {
         m_largest[i] = largest_bias(i);
-        if (m_log_scales) m_largest[i].sum = largest_sum(i);
+        if (const double sum = m_log_scales ? largest_sum(i) : 0; sum > never) m_largest[i].sum = sum;
       }
     });
   }
@@ -129,7 +129,7 @@ class RowBiases {
 
   // The largest bias of a row, and the lag of the pair that has it. outside: the pair has no lag, because one of its
   // tokens has no slot, or the row attends to no key. sum: the largest of each bias minus this one, plus the log-scale
-  // of the key. keys: those that the row attends to, and maybe others between them
+  // of the key; 0 without log-scales. keys: those that the row attends to, and maybe others between them
   struct Largest {
     double bias = never;
     Index lag = 0;

@@ -36,8 +36,8 @@ __device__ __forceinline__ T over_warp(T x, F&& f) {
   return x;
 }
 
-/// Combines the x of all threads of a block by f(a, b), in a fixed order. Only thread 0 gets the result. `scratch` has
-/// a T for each thread.
+/// Combines the x of all threads of a block by f(a, b), in a fixed order. Only thread 0 gets the result, others x.
+/// `scratch` has a T for each thread.
 template <int threads, class T, class F>
 __device__ __forceinline__ T over_block(T* scratch, T x, F&& f) {
   const int thread = static_cast<int>(threadIdx.x);
@@ -47,7 +47,7 @@ __device__ __forceinline__ T over_block(T* scratch, T x, F&& f) {
     __syncthreads();
     if (thread < half) scratch[thread] = f(scratch[thread], scratch[thread + half]);
   }
-  return scratch[0];
+  return thread == 0 ? scratch[0] : x;
 }
 
 }  // namespace nprf::cuda

@@ -119,13 +119,16 @@ class AttentionPlan {
   std::shared_ptr<Implementation> m_implementation;  // has one owner; a unique_ptr would need the complete class
 };
 
-/// The lengths of the packed sequences of a call, in device memory: those of PlanCall.
+/// The lengths of the packed sequences of a call, and its workspace: those of PlanCall.
 struct PackedCall {
   const int* cumulative_lengths;
   const int* key_cumulative_lengths = nullptr;
+  void* workspace = nullptr;
 
   operator PlanCall() const {
-    return {.cumulative_lengths = cumulative_lengths, .key_cumulative_lengths = key_cumulative_lengths};
+    return {.workspace = workspace,
+            .cumulative_lengths = cumulative_lengths,
+            .key_cumulative_lengths = key_cumulative_lengths};
   }
 };
 
@@ -158,10 +161,11 @@ class PackedPlan : public AttentionPlan<S> {
 ///
 /// Each call makes a plan, copies its inputs to the device, waits, and copies y back. To avoid this in repeated calls,
 /// use an AttentionPlan with device memory. Throws as AttentionPlan does, and InvalidArgument for vectors of other
-/// sizes.
+/// sizes and for PlanShape::packed.
 template <Storage S>
 std::vector<S> attend(const AttentionModel& model, const PlanShape& shape, const std::vector<S>& q,
                       const std::vector<S>& k, const std::vector<S>& v, const PlanOptions& options = {}) {
+  require(!shape.packed, "packed: expected false without cumulative_lengths, got true");
   PlanOptions owning = options;
   owning.owns_workspace = true;
   const AttentionPlan<S> plan(model, shape, owning);

@@ -73,7 +73,8 @@ class RunningKeyMax {
   /// The largest log-scale in the `count` places from `place` on, which must be whole blocks of 128; places after the
   /// last count as -infinity.
   double largest(Index place, Index count) const {
-    return *std::max_element(m_largest + place / block, std::min(m_largest + (place + count) / block, m_before));
+    const Index blocks = m_before - m_largest;
+    return *std::max_element(m_largest + place / block, m_largest + std::min((place + count) / block, blocks));
   }
 
   /// e^(e_j - largest(block of j)), by place.
