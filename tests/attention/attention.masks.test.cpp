@@ -15,7 +15,6 @@
 #include "nprf/reference/kernelized_attention.hpp"
 #include "support/attention.hpp"
 #include "support/catch.hpp"
-#include "support/throws.hpp"
 
 namespace nprf::test::attention_masks {
 
@@ -307,18 +306,6 @@ TEST_CASE("rows keep their precision if the keys with almost all weight are mask
       CHECK(worst_ratio(y, masked_reference(attention, x, mask, offset), 4 * 800 * epsilon<double>) <= 1);
       check_gradients(b, s, mask, n - 6);
     }
-}
-
-TEST_CASE("a rejected forward leaves the saved data unchanged", "[attention]") {
-  const Tokens<double> x = random_tokens<double>(5, 6, d, 2);
-  const Padded attention(orf<double>(d, m, 7), Relative(tables()[1]));
-  Saved<double> saved;
-  const Matrix<double> y = attention.forward(x.q, x.k, x.v, saved);
-  const Mask wrong = Mask::Constant(5, true);
-  check_invalid([&] { attention.forward(x.q, x.k, x.v, saved, {.key_mask = view(wrong)}); }, {"key_mask"});
-  Saved<double> fresh;
-  attention.forward(x.q, x.k, x.v, fresh);
-  CHECK(same_bits<double>(attention.backward(saved, y).keys, attention.backward(fresh, y).keys));
 }
 
 // weights decrease with distance: queries far from all remaining keys have tiny weights beside others

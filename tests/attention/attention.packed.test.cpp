@@ -157,35 +157,6 @@ TEST_CASE("packed sequences do not attend to each other", "[attention]") {
   }
 }
 
-TEST_CASE("gradients of packed sequences are central differences", "[attention]") {
-  const PositiveFeatures<double> features = orf<double>(d, m, 7);
-  for (const Engine engine : engines())
-    for (const Direction direction : {Direction::bidirectional, Direction::causal})
-      for (const Packing& packing : {Packing{{0, 4, 5, 5, 11}, {}}, Packing{{0, 4, 5, 5, 11}, {0, 2, 5, 6, 9}}}) {
-        const Tokens<double> x = tokens(packing);
-        const Matrix<double> weights = normal<double>(11, 2, 77);
-        const Vector<double> b = normal_vector<double>(7, 51);  // clipped, so that all sequences add to its ends
-        Mask mask = Mask::Constant(x.k.rows(), true);
-        mask[1] = mask[8] = false;
-        const CallOptions call{
-            .key_mask = view(mask), .cumulative_lengths = packing.q, .key_cumulative_lengths = packing.k};
-        const AttentionOptions options{.direction = direction, .engine = engine};
-        const auto loss = [&](const Matrix<double>& q, const Matrix<double>& k, const Matrix<double>& v,
-                              const Vector<double>& t) {
-          return Packed(features, Relative(t), options)(q, k, v, call).cwiseProduct(weights).sum();
-        };
-        const Packed attention(features, Relative(b), options);
-        Saved<double> saved;
-        attention.forward(x.q, x.k, x.v, saved, call);
-        const Gradients<double> g = attention.backward(saved, weights);
-        INFO(std::string(name(engine)) << (direction == Direction::causal ? " causal" : ""));
-        CHECK(difference_error(x.q, g.queries, [&](const auto& q) { return loss(q, x.k, x.v, b); }) <= 1e-6);
-        CHECK(difference_error(x.k, g.keys, [&](const auto& k) { return loss(x.q, k, x.v, b); }) <= 1e-6);
-        CHECK(difference_error(x.v, g.values, [&](const auto& v) { return loss(x.q, x.k, v, b); }) <= 1e-6);
-        CHECK(difference_error(b, g.bias, [&](const auto& t) { return loss(x.q, x.k, x.v, t); }) <= 1e-6);
-      }
-}
-
 TEST_CASE("no tokens, without or with empty packed sequences", "[attention]") {
   const Packed attention = make({}, 4);
   const Matrix<double> none(0, d), values(0, 2);

@@ -191,12 +191,4 @@ TEST_CASE("multi-head: y in the memory of an input is rejected, but not beside i
       {"y: expected an array that shares no memory"});
 }
 
-TEST_CASE("multi-head: backward before forward is refused with that reason", "[multi_head]") {
-  const auto attention = make_attention();
-  Call x(contiguous, heads);
-  const Saved<double> empty;
-  check_invalid([&] { attention.backward(empty, x.dy, x.dq, x.dk, x.dv, x.dbias); },
-                {"saved: expected one filled by forward of this attention", "call forward first"});
-}
-
 }  // namespace nprf::test::attention_multi_head_attention_layout

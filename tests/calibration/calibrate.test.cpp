@@ -147,22 +147,6 @@ TEST_CASE("calibrate: more features only if they lower the error", "[calibration
   }
 }
 
-TEST_CASE("calibrate: each half of the first half is compared with maps of its other half", "[calibration]") {
-  const Matrix<double> q = gaussian(n, 1), k = gaussian(n, 2), v = values();
-  const auto c = calibrate<double>(q, k, v, table(), {.num_features = 8, .near = 2});
-  const RelativePosition<double> position = table();
-  const HeadSample<double> used{{sample_tokens<double>(q, k, v, Normalization::unit(1)).half(0)},
-                                detail::sample_pairs<double>(position, 2)};
-  for (const CalibrationCandidate& each : c.candidates) {
-    SoftmaxDifference sum;
-    for (const Index tested : {0, 1}) {
-      const auto map = hermite_features(used.half(1 - tested).balance(0.05), each.first, each.second);
-      sum += softmax_difference(used.half(tested), map, {.max_row_error = 1});
-    }
-    CHECK(std::abs(each.error - sum.relative_error()) <= 1e-10 * each.error);
-  }
-}
-
 TEST_CASE("calibrate: float compares the maps in float, to the same errors", "[calibration]") {
   const Matrix<double> q = gaussian(n, 1), k = gaussian(n, 2), v = values();
   const CalibrationOptions options{.num_features = 15, .near = 2};

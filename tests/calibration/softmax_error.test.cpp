@@ -104,27 +104,6 @@ TEST_CASE("the difference from softmax is that of the formula", "[calibration]")
         }
 }
 
-TEST_CASE("within the near field there is no difference from softmax", "[calibration]") {
-  const SampleTokens<double> x = tokens(30, 30);
-  const SoftmaxDifference near = compared(x, map_of(x), pairs(decaying, 100));
-  CHECK(near.relative_error() <= 1e-14);
-  CHECK(compared(x, map_of(x), pairs(decaying, 5)).relative_error() > 0.001);
-}
-
-TEST_CASE("causal: the difference does not depend on later keys", "[calibration]") {
-  const SampleTokens<double> all = tokens(60, 60);
-  SampleTokens<double> few = all;  // positions: query i is 5 + i, key j is 7 + j
-  few.q = all.q.topRows(20);
-  SampleTokens<double> fewer_keys = few;
-  fewer_keys.k = all.k.topRows(18), fewer_keys.v = all.v.topRows(18);
-  const CalibratedFeatures<double> map = map_of(all);
-  const ComparisonOptions options{.direction = Direction::causal};
-  const SoftmaxDifference got = compared(few, map, pairs(decaying, 4), options),
-                          expected = compared(fewer_keys, map, pairs(decaying, 4), options);
-  CHECK(std::abs(got.difference - expected.difference) <= 1e-12 * expected.difference);
-  CHECK(compared(few, map, pairs(decaying, 4)).difference != expected.difference);
-}
-
 TEST_CASE("masked keys and rows that attend to no key are left out", "[calibration]") {
   const SampleTokens<double> x = tokens(25, 30);
   const auto window = [](Index i, Index j) { return std::abs(j - i) > 3 || i == 12 ? -infinity : 0; };

@@ -27,50 +27,6 @@ Vector<T> scalars(const Pack<T>& pack) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("a pack is loaded from and stored to any address, and nothing else is written", "[core]",
-                   NPRF_TEST_SCALARS) {
-  const Vector<TestType> from = normal_vector<TestType>(3 * W<TestType>, 1);
-  for (Index shift = 0; shift <= W<TestType>; ++shift) {
-    Vector<TestType> to = Vector<TestType>::Constant(3 * W<TestType>, 17);
-    Pack<TestType>::load(&from[shift]).store(&to[shift + 1]);
-    CHECK(to.segment(shift + 1, W<TestType>) == from.segment(shift, W<TestType>));
-    CHECK((to.array() == 17).count() == 2 * W<TestType>);
-  }
-  CHECK(scalars(Pack<TestType>::all(3)) == Vector<TestType>::Constant(W<TestType>, 3));
-}
-
-TEMPLATE_TEST_CASE("packs add and multiply scalar by scalar", "[core]", NPRF_TEST_SCALARS) {
-  const Vector<TestType> a = normal_vector<TestType>(W<TestType>, 1), b = normal_vector<TestType>(W<TestType>, 2),
-                         c = normal_vector<TestType>(W<TestType>, 3);
-  const auto A = Pack<TestType>::load(a.data()), B = Pack<TestType>::load(b.data()), C = Pack<TestType>::load(c.data());
-  CHECK(scalars(A + B) == a + b);
-  CHECK(scalars(A - B) == a - b);
-  CHECK(scalars(-A) == -a);
-  CHECK(scalars(A * B) == a.cwiseProduct(b));
-  CHECK(scalars(A / B) == a.cwiseQuotient(b));
-  CHECK(scalars(larger(A, B)) == a.cwiseMax(b));
-  CHECK(A.largest() == a.maxCoeff());
-  CHECK(scalars(abs(A)) == a.cwiseAbs());
-  CHECK(scalars(larger_or_nan(A, B)) == a.cwiseMax(b));
-  CHECK(A.largest_or_nan() == a.maxCoeff());
-  CHECK(worst_ratio(scalars(multiply_add(A, B, C)), a.cwiseProduct(b) + c, 8 * epsilon<TestType>) <= 1);
-  CHECK(std::abs(A.sum() - a.sum()) <= 8 * epsilon<TestType> * a.cwiseAbs().sum());
-}
-
-TEMPLATE_TEST_CASE("a dot product by packs has the same bits at any address", "[core]", NPRF_TEST_SCALARS) {
-  using T = TestType;
-  for (const Index n : {Index{0}, Index{1}, W<T>, 3 * W<T> - 1}) {
-    const Vector<T> a = normal_vector<T>(n, 1), b = normal_vector<T>(n, 2);
-    const T product = dot_by_packs(a.data(), b.data(), n);
-    CHECK(std::abs(product - a.dot(b)) <= static_cast<T>(n + 1) * epsilon<T> * a.cwiseAbs().dot(b.cwiseAbs()));
-    for (Index shift = 1; shift < W<T>; ++shift) {
-      Vector<T> x(n + shift), y(n + 2 * shift);
-      x.tail(n) = a, y.tail(n) = b;
-      CHECK(dot_by_packs(x.data() + shift, y.data() + 2 * shift, n) == product);
-    }
-  }
-}
-
 TEMPLATE_TEST_CASE("whether all entries of a row are finite", "[core]", NPRF_TEST_SCALARS) {
   using Limits = std::numeric_limits<TestType>;
   CHECK(all_finite<TestType>(nullptr, 0));
@@ -158,22 +114,6 @@ TEMPLATE_TEST_CASE("exp of a pack is exp of its scalars, and 0 where that is bel
     CHECK(scalars(exp(Pack<TestType>::all(static_cast<TestType>(x)))).isZero(0));
   CHECK(std::isnan(scalars(exp(Pack<TestType>::all(std::numeric_limits<TestType>::quiet_NaN())))[0]));
   CHECK(scalars(exp(Pack<TestType>::all(0))) == Vector<TestType>::Ones(W<TestType>));
-}
-
-TEMPLATE_TEST_CASE("packs_for is the smallest sufficient number of packs", "[core]", NPRF_TEST_SCALARS) {
-  for (Index n = 0; n < 5 * W<TestType>; ++n) {
-    const Index packs = packs_for<TestType>(n);
-    CHECK((packs * W<TestType> >= n && packs * W<TestType> < n + W<TestType>));
-  }
-}
-
-TEMPLATE_TEST_CASE("transpose_square transposes a square of packs", "[core]", NPRF_TEST_SCALARS) {
-  const Index size = W<TestType>;
-  const Matrix<TestType> from = normal<TestType>(size, size + 3, 1);
-  Matrix<TestType> to = Matrix<TestType>::Constant(size, size + 5, 17);
-  transpose_square(&from(0, 2), from.outerStride(), &to(0, 1), to.outerStride());
-  CHECK(to.middleCols(1, size) == from.middleCols(2, size).transpose());
-  CHECK((to.array() == 17).count() == 5 * size);
 }
 
 }  // namespace nprf::test::core_pack

@@ -78,22 +78,6 @@ TEST_CASE("a scope releases at its end all memory taken after it, and no other",
   CHECK(kept[9] == 17);
 }
 
-TEST_CASE("a scope left by an exception releases its memory", "[core]") {
-  Workspace workspace;
-  std::byte* before = nullptr;
-  {
-    const Workspace::Scope scope(workspace);
-    before = workspace.take<std::byte>(100);
-  }
-  try {
-    const Workspace::Scope scope(workspace);
-    workspace.take<std::byte>(100);
-    throw std::runtime_error("out");
-  } catch (const std::runtime_error&) {
-  }
-  CHECK(workspace.take<std::byte>(100) == before);
-}
-
 TEST_CASE("a call that takes the same sizes as an earlier one gets the same memory", "[core]") {
   Workspace workspace;
   std::vector<std::byte*> first, second;

@@ -117,18 +117,6 @@ TEMPLATE_TEST_CASE("positive: queries and keys times their omitted factors equal
       }
 }
 
-TEMPLATE_TEST_CASE("positive: the largest feature of each query is 1, and the largest of all keys is 1",
-                   "[feature_map]", NPRF_ALL_MAPS) {
-  using T = typename TestType::Scalar;
-  const TestType features = make<TestType>(6, 20);
-  const Matrix<T> x = normal<T>(150, 6, 8);
-  const Matrix<T> q = features.queries(x), k = features.keys(x);
-  for (Index i = 0; i < 150; ++i) CHECK(std::abs(q.row(i).maxCoeff() - T(1)) <= std::numeric_limits<T>::epsilon());
-  CHECK(q.minCoeff() > 0);
-  CHECK(std::abs(k.maxCoeff() - T(1)) <= std::numeric_limits<T>::epsilon());
-  CHECK(k.minCoeff() >= 0);
-}
-
 TEMPLATE_TEST_CASE("positive: rows of any norm have finite features", "[feature_map]", NPRF_ALL_MAPS) {
   using T = typename TestType::Scalar;
   const Index d = 8;
@@ -226,14 +214,6 @@ TEST_CASE("the mean estimate with rows on the sphere is the hypergeometric funct
         if (norm == 1 && d <= 8) CHECK(prf.mean_sigmas(exp_xy(x, y)) > five_sigma);
       }
     }
-}
-
-TEST_CASE("the bias of rows on the sphere at d = 64 is 0.996, 0.945 and 0.47 at norms 1, 2 and 4", "[feature_map]") {
-  struct Row {
-    double norm, ratio, digits;
-  };
-  for (const auto& [norm, ratio, digits] : {Row{1, .996, .0005}, Row{2, .945, .0005}, Row{4, .47, .005}})
-    CHECK(std::abs(hypergeometric_0f1(32, 16 * norm * norm) / std::exp(norm * norm / 2) - ratio) <= digits);
 }
 
 TEST_CASE("positive features with Gaussian rows have the variance of the formulas", "[feature_map][monte_carlo]") {

@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <limits>
-#include <vector>
 
 #include "feature_map/check_backward.hpp"
 #include "feature_map/statistics.hpp"
@@ -26,10 +25,6 @@ double series(const Matrix<double>& x, const Matrix<double>& y, Index s) {
   return 1 + x.row(0).dot(y.row(0)) + second * second / 2;
 }
 
-Matrix<double> unit_rows(Index n, Index d, std::uint64_t seed) {
-  return normal<double>(n, d, seed).rowwise().normalized();
-}
-
 QuadraticFeatures<double> with_curvature(Index d, Index first, Index second) {
   return {d,
           {first, second, 0.3 * normal_vector<double>(second, 3).cwiseAbs(), 0.2 * normal_vector<double>(d, 4), -0.7}};
@@ -39,6 +34,7 @@ QuadraticFeatures<double> with_curvature(Index d, Index first, Index second) {
 
 TEMPLATE_TEST_CASE("Taylor: a product of features is the series of exp", "[feature_map]", NPRF_TEST_SCALARS) {
   using T = TestType;
+  CHECK(TaylorFeatures<T>({.input_dim = 3}).directions() == 0);
   for (const Index d : {1, 2, 7, 33})
     for (const Index s : {Index{0}, Index{1}, d / 2, d}) {
       const TaylorFeatures<T> features({.input_dim = d, .directions = s});
@@ -54,34 +50,6 @@ TEMPLATE_TEST_CASE("Taylor: a product of features is the series of exp", "[featu
           INFO("d " << d << " s " << s);
           CHECK(std::abs(K(i, j) - series(xi, yj, s)) <= 8 * epsilon<T> * magnitude);
         }
-    }
-}
-
-TEST_CASE("Taylor: the truncation error is within its bound", "[feature_map]") {
-  const Index d = 5;
-  for (const double norm : {0.5, 1.0, 2.0}) {
-    const Matrix<double> x = norm * unit_rows(30, d, 1), y = norm * unit_rows(30, d, 2);
-    const Matrix<double> first = kernel(TaylorFeatures<double>({.input_dim = d}), x, y),
-                         complete = kernel(TaylorFeatures<double>({.input_dim = d, .directions = d}), x, y);
-    double largest = 0;
-    for (Index i = 0; i < 30; ++i)
-      for (Index j = 0; j < 30; ++j) {
-        const double t = x.row(i).dot(y.row(j)), exact = std::exp(t), rounding = 1e-14 * std::exp(norm * norm);
-        CHECK(std::abs(first(i, j) - exact) <= t * t / 2 * std::exp(std::abs(t)) + rounding);
-        CHECK(std::abs(complete(i, j) - exact) <= std::abs(t * t * t) / 6 * std::exp(std::abs(t)) + rounding);
-        largest = std::max(largest, std::abs(first(i, j) - exact));
-      }
-    CHECK(largest > 0.01 * norm * norm);
-  }
-}
-
-TEST_CASE("Taylor: no product of rows of norm 1 is negative", "[feature_map]") {
-  for (const Index d : {1, 2, 8})
-    for (const Index s : {Index{0}, d}) {
-      const TaylorFeatures<double> features({.input_dim = d, .directions = s});
-      Matrix<double> x = unit_rows(40, d, 5), y = unit_rows(40, d, 6);
-      y.row(0) = -x.row(0);  // where the first order is 0
-      CHECK(kernel(features, x, y).minCoeff() >= -8 * epsilon<double>);
     }
 }
 

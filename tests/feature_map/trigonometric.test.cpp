@@ -173,19 +173,6 @@ TEMPLATE_TEST_CASE("TRF: the mean of phi(x).phi(y) over seeds is exp(x.y)", "[fe
       }
 }
 
-TEST_CASE("TRF: phi(x).phi(x) is exp of the squared norm of x for any projection", "[feature_map]") {
-  // because sin^2 + cos^2 = 1, phi(x).phi(x) = exp(|x|^2)
-  const Matrix<double> x = normal<double>(6, 5, 4);
-  for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::sphere,
-                                      Projection::simplex, Projection::sphere_simplex}) {
-    const Matrix<double> k = kernel(make<double>(5, 3, projection), x, x);
-    for (Index i = 0; i < 6; ++i) {
-      const double square = x.row(i).squaredNorm();
-      CHECK(std::abs(k(i, i) / std::exp(square) - 1) <= 8 * epsilon<double> * (4 + square));
-    }
-  }
-}
-
 TEST_CASE("TRF: Gaussian rows have the variance of the formulas", "[feature_map][monte_carlo]") {
   // divided by exp(x.y)^2:  exp(|x|^2 + |y|^2 - 2 x.y) (1 - exp(-|x-y|^2))^2 / 2m
   const Index d = 4, m = 8;

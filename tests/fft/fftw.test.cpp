@@ -222,22 +222,6 @@ TEMPLATE_TEST_CASE("eight threads create and run FFTW plans at the same time", "
   }
 }
 
-TEMPLATE_TEST_CASE("eight threads look up FFTW plans of many lengths at the same time", "[fft][threads]",
-                   NPRF_TEST_SCALARS) {
-  using Plan = fft::RealPlan<TestType>;
-  std::vector<char> right_length(8, true);
-  std::vector<std::thread> threads;
-  for (std::size_t t = 0; t < 8; ++t)
-    threads.emplace_back([&, t] {
-      for (Index step = 0; step < 2000; ++step) {
-        const Index n = 1 + (step * static_cast<Index>(2 * t + 1)) % 67;  // 67 lengths
-        right_length[t] = right_length[t] && Plan::shared(n)->length() == n;
-      }
-    });
-  for (std::thread& thread : threads) thread.join();
-  CHECK(std::count(right_length.begin(), right_length.end(), true) == 8);
-}
-
 TEST_CASE("while another caller holds the planner's mutex, existing FFTW plans can be looked up and run", "[fft]") {
   using Plan = fft::RealPlan<double>;
   const std::shared_ptr<const Plan> plan = Plan::shared(40);

@@ -2,12 +2,10 @@
 #include "nprf/fft/polynomial_tree.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <functional>
 #include <limits>
 #include <memory>
 #include <string>
@@ -78,25 +76,6 @@ Signal<T> convolved(const fft::PolynomialTree<T>& tree, const X* x, const Z<T>* 
       },
       [z = y.data()](auto, Index j, const Z<T>& value) { z[j] = value; });
   return y;
-}
-
-// convolves two signals, with functions of any caller
-template <class T>
-void convolve_pair(const fft::PolynomialTree<T>& tree, const std::array<Z<T>*, 2>& scratch,
-                   const std::function<fft::Lanes<T>(std::size_t, Index)>& load,
-                   const std::function<void(Index, Z<T> (&)[2][8])>& at_leaf,
-                   const std::function<void(std::size_t, Index, const Z<T>&)>& store) {
-  tree.template convolve<2>(
-      scratch,
-      [&](auto s, Index j) {
-        static_assert(decltype(s)::value < 2, "a constant of the type");
-        return load(s, j);
-      },
-      at_leaf,
-      [&](auto s, Index j, const Z<T>& z) {
-        static_assert(decltype(s)::value < 2, "a constant of the type");
-        store(s, j, z);
-      });
 }
 
 // The rounding error of a transform grows with the square root of the number of its steps. Measured errors are a little
@@ -186,25 +165,6 @@ TEMPLATE_TEST_CASE("a tree rejects lengths that are not 8 2^a 3^b 5^c", "[fft]",
   for (const Index length : lengths()) CHECK(Tree(length).length() == length);
 }
 
-TEMPLATE_TEST_CASE("coefficients is the inverse of values, up to the factor L and the twist", "[fft]",
-                   NPRF_TEST_SCALARS) {
-  using T = TestType;
-  for (const Index L : lengths()) {
-    const fft::PolynomialTree<T> tree(L);
-    const Signal<T> x = normal_lanes<T>(L, 3);
-    const Signal<T> y = values(tree, x.data()), z = coefficients(tree, y.data());
-    Errors errors;
-    for (Index j = 0; j < L; ++j) {
-      const Complex twist{tree.twist()[2 * j], tree.twist()[2 * j + 1]};
-      for (Index l = 0; l < fft::lane_count<T>; ++l)
-        errors.add(lane(z.data()[j], l) * std::conj(twist) / static_cast<long double>(L), lane(x.data()[j], l));
-    }
-    INFO("length " << L);
-    CHECK(errors.relative() <= 2 * tolerance<T>(L));
-    CHECK(errors.worst() <= 2 * worst_margin * tolerance<T>(L));
-  }
-}
-
 TEMPLATE_TEST_CASE("convolve multiplies real polynomials modulo z^2L + 1", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index L : lengths()) {
@@ -218,92 +178,6 @@ TEMPLATE_TEST_CASE("convolve multiplies real polynomials modulo z^2L + 1", "[fft
     INFO("length " << L);
     CHECK(errors.relative() <= 2 * tolerance<T>(L));
     CHECK(errors.worst() <= 2 * worst_margin * tolerance<T>(L));
-  }
-}
-
-//     y0 = g * x0 + h * x1    y1 = h * x0
-TEMPLATE_TEST_CASE("a leaf function can combine the values of two signals", "[fft]", NPRF_TEST_SCALARS) {
-  using T = TestType;
-  for (const Index L : {8, 16, 24, 40, 64, 240, 1000, 1024}) {
-    const fft::PolynomialTree<T> tree(L);
-    const std::array<Buffer<fft::Lanes<T>>, 2> x{real_lanes<T>(L, 6), real_lanes<T>(L, 7)};
-    const auto g = real_lanes<T>(2 * L, 8), h = real_lanes<T>(2 * L, 9);
-    const Signal<T> g_values = values_of_both_halves(tree, g.data()), h_values = values_of_both_halves(tree, h.data());
-    Signal<T> first(L), second(L), y[2]{Signal<T>(L), Signal<T>(L)};
-    convolve_pair<T>(
-        tree, {first.data(), second.data()}, [&](std::size_t s, Index j) { return x[s].data()[j]; },
-        [&](Index k, Z<T>(&z)[2][8]) {
-          for (Index l = 0; l < 8; ++l) {
-            Z<T> a = z[0][l], b = z[1][l], c = z[0][l];
-            times_equals<T>(a, g_values.data()[8 * k + l]);
-            times_equals<T>(b, h_values.data()[8 * k + l]);
-            times_equals<T>(c, h_values.data()[8 * k + l]);
-            z[0][l] = a + b;
-            z[1][l] = c;
-          }
-        },
-        [&](std::size_t s, Index j, const Z<T>& z) { y[s].data()[j] = z; });
-    Errors errors[2];
-    for (const Index i : some_rows(2 * L, 24))
-      for (Index l = 0; l < fft::lane_count<T>; ++l) {
-        const auto product = [&](const auto& a, const auto& b) {
-          return naive_product<T>(a.data(), b.data(), L, i, l);
-        };
-        errors[0].add(coefficient(tree, y[0], i, l), product(x[0], g) + product(x[1], h));
-        errors[1].add(coefficient(tree, y[1], i, l), product(x[0], h));
-      }
-    INFO("length " << L);
-    CHECK(errors[0].relative() <= 2 * tolerance<T>(L));
-    CHECK(errors[1].relative() <= 2 * tolerance<T>(L));
-  }
-}
-
-TEMPLATE_TEST_CASE("a transform stores the same bits one number at a time and eight at a time", "[fft]",
-                   NPRF_TEST_SCALARS) {
-  using T = TestType;
-  for (const Index L : lengths()) {
-    const fft::PolynomialTree<T> tree(L);
-    const auto x = real_lanes<T>(L, 4);
-    const Signal<T> g = normal_lanes<T>(L, 5);
-    const Signal<T> one_by_one = convolved(tree, x.data(), g.data());
-    Signal<T> eights(L), scratch(L);
-    std::vector<Index> from;
-    tree.template convolve<1>(
-        {scratch.data()}, [&](auto, Index j) { return x.data()[j]; },
-        [&](Index k, Z<T>(&z)[1][8]) {
-          for (Index l = 0; l < 8; ++l) times_equals<T>(z[0][l], g.data()[8 * k + l]);
-        },
-        [&](auto, Index j, const Z<T>(&z)[8]) {
-          from.push_back(j);
-          std::copy_n(z, 8, eights.data() + j);
-        });
-    std::sort(from.begin(), from.end());
-    INFO("length " << L);
-    REQUIRE(static_cast<Index>(from.size()) == L / 8);
-    for (Index k = 0; k < L / 8; ++k) CHECK(from[static_cast<std::size_t>(k)] == 8 * k);
-    CHECK(std::memcmp(eights.data(), one_by_one.data(), static_cast<std::size_t>(L) * sizeof(Z<T>)) == 0);
-  }
-}
-
-TEMPLATE_TEST_CASE("convolve loads and stores each number once, and writes nothing after its scratch", "[fft]",
-                   NPRF_TEST_SCALARS) {
-  using T = TestType;
-  for (const Index L : lengths()) {
-    const fft::PolynomialTree<T> tree(L);
-    const auto size = static_cast<std::size_t>(L);
-    std::array<std::vector<int>, 2> loaded{std::vector<int>(size), std::vector<int>(size)}, stored = loaded;
-    std::vector<int> leaves(size / 8);
-    std::array<Signal<T>, 2> scratch{Signal<T>(L + 1), Signal<T>(L + 1)};
-    for (Signal<T>& each : scratch) each.data()[L] = {fft::Lanes<T>{} + 17, fft::Lanes<T>{} - 17};
-    convolve_pair<T>(
-        tree, {scratch[0].data(), scratch[1].data()},
-        [&](std::size_t s, Index j) { return ++loaded[s].at(static_cast<std::size_t>(j)), fft::Lanes<T>{}; },
-        [&](Index k, Z<T>(&)[2][8]) { ++leaves.at(static_cast<std::size_t>(k)); },
-        [&](std::size_t s, Index j, const Z<T>&) { ++stored[s].at(static_cast<std::size_t>(j)); });
-    INFO("length " << L);
-    for (const auto& counts : {loaded[0], loaded[1], stored[0], stored[1], leaves})
-      CHECK(std::count(counts.begin(), counts.end(), 1) == static_cast<Index>(counts.size()));
-    for (const Signal<T>& each : scratch) CHECK(lane(each.data()[L], 0) == Complex(17, -17));
   }
 }
 

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <limits>
 #include <set>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -83,18 +82,6 @@ TEST_CASE("grid: the bias of two cells depends on the difference of their slots"
     CHECK(*lags.begin() == position.bias().first);
     CHECK(*lags.rbegin() == position.bias().last());
   }
-}
-
-TEST_CASE("grid: one row or one column of cells is a relative position", "[position]") {
-  const Vector<double> b = normal_vector<double>(13, 3);
-  const Matrix<double> row = b.transpose(), column = b;
-  const GridPosition<double> wide(1, 7, row), high(7, 1, column);
-  const RelativePosition<double> relative(b);
-  for (Index i = 0; i < 7; ++i)
-    for (Index j = 0; j < 7; ++j) {
-      CHECK(wide.bias(i, j) == relative.bias()[j - i]);
-      CHECK(high.bias(i, j) == relative.bias()[j - i]);
-    }
 }
 
 TEST_CASE("grid: the gradient of each entry of the table is that of its lag", "[position]") {

@@ -224,14 +224,16 @@ TEST_CASE("softmax attention rows are zero if the grid masks all their keys", "[
   CHECK(worst_ratio(y.bottomRows(H * W), x.v.row(1).replicate(H * W, 1), 4 * epsilon<double>) <= 1);
 }
 
-TEST_CASE("softmax attention over a grid rejects other numbers of tokens", "[reference]") {
-  const auto run = [](Index n_q, Index n_k) {
+TEST_CASE("softmax attention over a grid rejects other numbers of tokens, and an offset", "[reference]") {
+  const auto run = [](Index n_q, Index n_k, Index offset = 0) {
     const Tokens<double> x = random_tokens<double>(n_q, n_k, 4, 2);
-    softmax_attention<double>(x.q, x.k, x.v, grid<double>(3, 4, 2), Direction::causal, Normalization::none());
+    softmax_attention<double>(x.q, x.k, x.v, grid<double>(3, 4, 2), Direction::causal, Normalization::none(), nullptr,
+                              {}, offset);
   };
   CHECK_NOTHROW(run(14, 14));
   check_invalid([&] { run(13, 13); }, {"expected 14 rows", "position's tokens", "got 13"});
   check_invalid([&] { run(14, 12); }, {"expected 14 rows", "12"});
+  check_invalid([&] { run(14, 14, 1); }, {"offset: expected 0", "got 1"});
 }
 
 TEST_CASE("softmax attention equals its formula for logits whose exp overflows", "[reference]") {
