@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -70,6 +71,34 @@ inline double difference(const Gradients<float>& got, const Gradients<float>& ex
   worst.compare("dk", got.keys, expected.keys, sizes.keys);
   worst.compare("dv", got.values, expected.values, sizes.values);
   worst.compare("bias", got.bias, expected.bias, sizes.bias);
+  return worst.value();
+}
+
+/// The largest error of any gradient, relative to the largest entry of that gradient; that of a bias relative to a
+/// share of the terms that it is a sum of, if that is larger.
+template <class S = float, class F, class P>
+double relative_gradient_error(const PlanCase& x, const Attention<F, P>& attention, double share_of_terms = 0) {
+  const auto as_stored = [](const Matrix<float>& a) { return as_floats(stored<S>(a), a.rows(), a.cols()); };
+  const Matrix<float> dy = as_stored(normal<float>(x.shape.n_q, x.shape.d_v, 9));
+  Saved<float> saved;
+  attention.forward(as_stored(x.q), as_stored(x.k), as_stored(x.v), saved,
+                    {.offset = x.shape.offset, .tolerance = 1e-6});
+  const Gradients<float> expected = attention.backward(saved, dy), got = gradients_of<S>(x, *x.plan<S>(attention), dy);
+  Matrix<float> bias(got.bias.size(), 1);  // of a grid, followed by that of the extra tokens
+  bias << expected.bias.template reshaped<Eigen::RowMajor>(), expected.extra.template reshaped<Eigen::RowMajor>();
+  const auto size = [](const Matrix<float>& a) {
+    return a.size() == 0 ? 1 : static_cast<double>(a.cwiseAbs().maxCoeff());
+  };
+  double of_bias = size(bias);
+  if (share_of_terms > 0) {
+    const GradientMagnitudes terms = gradient_magnitudes(attention, x.q, x.k, x.v, dy, x.shape.offset);
+    of_bias = std::max(of_bias, share_of_terms * std::max(terms.bias, terms.extra));
+  }
+  LargestDifference worst;
+  worst.compare("dq", got.queries, expected.queries, size(expected.queries));
+  worst.compare("dk", got.keys, expected.keys, size(expected.keys));
+  worst.compare("dv", got.values, expected.values, size(expected.values));
+  worst.compare("bias", got.bias, bias, of_bias);
   return worst.value();
 }
 

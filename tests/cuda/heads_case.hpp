@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <limits>
 #include <vector>
 
 #include "cuda/device_array.hpp"
+#include "cuda/gradient_magnitudes.hpp"
 #include "nprf/cuda.hpp"
+#include "support/catch.hpp"
 #include "support/random.hpp"
 
 namespace nprf::test {
@@ -91,5 +94,60 @@ struct HeadsCase {
   cuda::PlanShape shape;
   Matrix<float> q, k, v, dy;
 };
+
+/// Checks the results of a plan against the CPU's for the attention attention_of(head): y relative to the largest |v|,
+/// and gradients relative to the terms that they are sums of. key_mask, which may be empty, is [batch, n_k]; lengths
+/// are those of the sequences, or none.
+template <class AttentionOf>
+void check_heads(const HeadsCase& x, const HeadsResults& got, const AttentionOf& attention_of, double y_tolerance,
+                 double gradient_tolerance, const std::vector<unsigned char>& key_mask = {},
+                 const std::vector<int>& lengths = {}) {
+  const Index n_k = x.shape.n_k, group = x.shape.group();
+  const auto zeros = [](const Matrix<float>& like) {
+    return Matrix<float>(Matrix<float>::Zero(like.rows(), like.cols()));
+  };
+  Matrix<float> dk = zeros(x.k), dv = zeros(x.v), parameters = zeros(got.parameters);
+  std::vector<double> of_keys(static_cast<std::size_t>(x.matrices() / group)), of_values(of_keys.size());
+  double of_parameters = 0;
+  const auto check = [](const char* what, const Matrix<float>& a, const Matrix<float>& b, double most) {
+    INFO(what);
+    if (a.size() > 0) CHECK(static_cast<double>((a - b).cwiseAbs().maxCoeff()) <= most);
+  };
+  for (Index z = 0; z < x.matrices(); ++z) {
+    INFO("z " << z);
+    const auto b = static_cast<std::size_t>(z / x.shape.heads), of_group = static_cast<std::size_t>(z / group);
+    const Index length = lengths.empty() ? n_k : lengths[b], j = z / group * n_k;
+    if (length == 0) {
+      CHECK((x.queries_of(got.y, z).isZero(0) && x.queries_of(got.dq, z).isZero(0)));
+      continue;
+    }
+    const Matrix<float> q = x.queries_of(x.q, z), k = x.keys_of(x.k, z).topRows(length),
+                        v = x.keys_of(x.v, z).topRows(length), dy = x.queries_of(x.dy, z);
+    const auto attention = attention_of(z % x.shape.heads);
+    const bool* mask =
+        key_mask.empty() ? nullptr : reinterpret_cast<const bool*>(key_mask.data()) + z / x.shape.heads * n_k;
+    Saved<float> saved;
+    const Matrix<float> y = attention.forward(
+        q, k, v, saved,
+        {.key_mask = {mask, static_cast<std::size_t>(mask ? length : 0)}, .offset = x.shape.offset, .tolerance = 1e-6});
+    const Gradients<float> expected = attention.backward(saved, dy);
+    const GradientMagnitudes sizes = gradient_magnitudes(attention, q, k, v, dy, x.shape.offset);
+    check("y", x.queries_of(got.y, z), y, y_tolerance * static_cast<double>(v.cwiseAbs().maxCoeff()));
+    check("dq", x.queries_of(got.dq, z), expected.queries, gradient_tolerance * sizes.queries);
+    dk.middleRows(j, length) += expected.keys, of_keys[of_group] += sizes.keys;
+    dv.middleRows(j, length) += expected.values, of_values[of_group] += sizes.values;
+    auto own = parameters.row(parameters.rows() == 1 ? 0 : z % x.shape.heads);
+    own.head(expected.bias.size()) += expected.bias.template reshaped<Eigen::RowMajor>().transpose();
+    own.tail(expected.extra.size()) += expected.extra.template reshaped<Eigen::RowMajor>().transpose();
+    of_parameters += std::max(sizes.bias, sizes.extra);
+  }
+  for (std::size_t g = 0; g < of_keys.size(); ++g) {
+    INFO("keys " << g);
+    const Index j = static_cast<Index>(g) * n_k;
+    check("dk", got.dk.middleRows(j, n_k), dk.middleRows(j, n_k), gradient_tolerance * of_keys[g]);
+    check("dv", got.dv.middleRows(j, n_k), dv.middleRows(j, n_k), gradient_tolerance * of_values[g]);
+  }
+  check("parameters", got.parameters, parameters, gradient_tolerance * of_parameters);
+}
 
 }  // namespace nprf::test

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "cuda/device_array.hpp"
@@ -20,6 +21,18 @@ inline const std::vector<cuda::Engine> cuda_engines{cuda::Engine::direct, cuda::
 /// Whether rows of an engine may fail the FFT error bound. With a near field and with features that are a series, exact
 /// softmax replaces such rows, which are others on the CPU.
 inline bool uses_fft(cuda::Engine engine) { return !cuda::properties_of(engine).is_tiled; }
+
+/// Which keys [batch, n_k] are no padding, for a plan and for the CPU. None: all are.
+struct KeyMask {
+  explicit KeyMask(std::vector<unsigned char> keys_) : keys(std::move(keys_)), on_device(keys) {}
+  cuda::PlanCall call() const {
+    return {.key_mask = keys.empty() ? nullptr : reinterpret_cast<const bool*>(on_device.data())};
+  }
+  OptionSpan<bool> on_cpu() const { return {reinterpret_cast<const bool*>(keys.data()), keys.size()}; }
+
+  std::vector<unsigned char> keys;
+  DeviceArray<unsigned char> on_device;
+};
 
 /// The queries, keys and values of one head, for a plan and for the CPU.
 struct PlanCase {
@@ -70,6 +83,14 @@ struct PlanCase {
   template <class S = float, class F, class P>
   double error(const Attention<F, P>& attention) const {
     return error<S>(attention, *plan<S>(attention));
+  }
+  /// The same without what an FFT may have added to it, for plans whose rows may not fail the FFT error bound.
+  template <class F, class P>
+  double error_beyond_fft(const Attention<F, P>& attention) const {
+    const auto own = plan(attention);
+    cuda::Counts counts{};
+    result(*own, {}, &counts);
+    return error(attention, *own) - static_cast<double>(counts.fft_error_bound);
   }
 
   cuda::PlanShape shape;

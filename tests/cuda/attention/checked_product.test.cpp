@@ -5,7 +5,6 @@
 #include <array>
 #include <cmath>
 #include <limits>
-#include <memory>
 #include <vector>
 
 #include "cuda/plan_case.hpp"
@@ -163,17 +162,16 @@ TEST_CASE("NaNs in padding affect no row and no error bound", "[cuda]") {
   constexpr float nan = std::numeric_limits<float>::quiet_NaN();
   const Index n = 300;
   const Attention attention(orf<float>(6, 16, 7), RelativePosition<float>(normal_vector<float>(599, 5)));
-  const auto mask = std::make_unique<bool[]>(static_cast<std::size_t>(n));
-  std::fill_n(mask.get(), 200, true);
-  const DeviceArray<unsigned char> device_mask(std::vector<unsigned char>(mask.get(), mask.get() + n));
+  std::vector<unsigned char> keys(static_cast<std::size_t>(n), 0);
+  std::fill_n(keys.begin(), 200, 1);
+  const KeyMask mask(keys);
   for (const cuda::Engine engine : fft_engines) {
     PlanCase x{{.n_q = n, .n_k = n, .d_v = 5}, {.engine = engine}, 6};
     x.k.bottomRows(100).setConstant(nan);
     x.v.bottomRows(100).setConstant(nan);
     cuda::Counts counts{};
-    const Matrix<float> y =
-        x.result(*x.plan(attention), {.key_mask = reinterpret_cast<const bool*>(device_mask.data())}, &counts);
-    const Matrix<float> expected = attention(x.q, x.k, x.v, {.key_mask = {mask.get(), static_cast<std::size_t>(n)}});
+    const Matrix<float> y = x.result(*x.plan(attention), mask.call(), &counts),
+                        expected = attention(x.q, x.k, x.v, {.key_mask = mask.on_cpu()});
     INFO(name(engine));
     CHECK((y - expected).cwiseAbs().maxCoeff() <=
           20 * static_cast<float>(eps) * x.v.topRows(200).cwiseAbs().maxCoeff());

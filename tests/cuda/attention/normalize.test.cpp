@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/cuda/attention/normalize.cuh"
 
+#include <algorithm>
 #include <cstddef>
 #include <limits>
-#include <memory>
 #include <vector>
 
 #include "cuda/device_array.hpp"
@@ -21,17 +21,14 @@ constexpr Index n = 120;
 
 // the fields of both sides with the same names agree; the CPU's direct engine recomputes no row for the error of an FFT
 template <class F, class P>
-cuda::Counts check_counts(const PlanCase& x, const Attention<F, P>& attention, const std::vector<bool>& key_mask = {}) {
-  const auto mask = std::make_unique<bool[]>(key_mask.size());
-  for (std::size_t j = 0; j < key_mask.size(); ++j) mask[j] = key_mask[j];
-  const DeviceArray<unsigned char> on_device(std::vector<unsigned char>(key_mask.begin(), key_mask.end()));
+cuda::Counts check_counts(const PlanCase& x, const Attention<F, P>& attention,
+                          const std::vector<unsigned char>& keys = {}) {
+  const KeyMask mask(keys);
   Report report;
   const Matrix<float> expected = attention(
-      x.q, x.k, x.v,
-      {.key_mask = {mask.get(), key_mask.size()}, .offset = x.shape.offset, .check_finite = false, .report = &report});
+      x.q, x.k, x.v, {.key_mask = mask.on_cpu(), .offset = x.shape.offset, .check_finite = false, .report = &report});
   cuda::Counts counts{};
-  const cuda::PlanCall call{.key_mask = key_mask.empty() ? nullptr : reinterpret_cast<const bool*>(on_device.data())};
-  const Matrix<float> y = x.result(*x.plan(attention), call, &counts);
+  const Matrix<float> y = x.result(*x.plan(attention), mask.call(), &counts);
   INFO(name(x.options.engine) << ": empty " << counts.empty_rows << " and " << report.empty_rows << ", indefinite "
                               << counts.indefinite_rows << " and " << report.indefinite_rows << ", repaired "
                               << counts.repaired_rows << " and " << report.repaired_rows);
@@ -57,8 +54,8 @@ TEST_CASE("rows that attend to no key are empty, on the GPU as on the CPU", "[cu
   Vector<float> window = normal_vector<float>(41, 5);
   window.head(15).setConstant(-infinity);
   window.tail(5).setConstant(-infinity);
-  std::vector<bool> padding(static_cast<std::size_t>(n), true), nothing(static_cast<std::size_t>(n), false);
-  for (std::size_t j = 20; j < 60; ++j) padding[j] = false;
+  std::vector<unsigned char> padding(static_cast<std::size_t>(n), 1), nothing(static_cast<std::size_t>(n), 0);
+  std::fill_n(padding.begin() + 20, 40, 0);
   for (const cuda::Engine engine : cuda_engines) {
     const auto all = direct(NoPosition<float>()), causal = direct(NoPosition<float>(), Direction::causal);
     CHECK(check_counts(plan_case(engine), all).empty_rows == 0);

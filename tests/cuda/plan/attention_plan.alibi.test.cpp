@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 #include <cmath>
 #include <limits>
-#include <memory>
 #include <vector>
 
 #include "cuda/device_array.hpp"
 #include "cuda/gradient_case.hpp"
 #include "cuda/gradient_magnitudes.hpp"
+#include "cuda/heads_case.hpp"
 #include "cuda/plan_case.hpp"
 #include "nprf/cuda/plan/attention_plan.cuh"
 #include "nprf/feature_map/paper_names.hpp"
@@ -76,36 +76,16 @@ TEST_CASE("the gradients of ALiBi by the banded engine agree with the CPU's", "[
 }
 
 TEST_CASE("a slope may change its sign on the device, for each head", "[cuda]") {
-  const Index n = 300, d = 6, d_v = 5, heads = 2;
   const std::vector<float> slopes{0.05f, -0.02f};
   cuda::AttentionModel model = cuda::model_of(attention(1, Direction::bidirectional));
   model.positions.push_back(cuda::model_of(AlibiPosition<float>(2)));
-  cuda::AttentionPlan<float> plan(model, {.heads = heads, .n_q = n, .n_k = n, .d_v = d_v},
-                                  {.engine = cuda::Engine::banded, .gradients = true});
+  const HeadsCase x({.heads = 2, .n_q = 300, .n_k = 300, .d_v = 5}, 6);
+  cuda::AttentionPlan<float> plan(model, x.shape, {.engine = cuda::Engine::banded, .gradients = true});
   plan.set_parameters(DeviceArray<float>(slopes).data(), nullptr);
-  const PlanCase x = plan_case({heads * n, heads * n, 0});
-  const Matrix<float> dy = normal<float>(heads * n, d_v, 9);
-  const DeviceArray<float> q(stored<float>(x.q)), k(stored<float>(x.k)), v(stored<float>(x.v)),
-      device_dy(stored<float>(dy)), y(static_cast<std::size_t>(x.v.size())), dq(static_cast<std::size_t>(x.q.size())),
-      dk(static_cast<std::size_t>(x.k.size())), dv(static_cast<std::size_t>(x.v.size())), dslopes(std::size_t{2});
-  const auto view = [&](const DeviceArray<float>& a, Index channels) {
-    return cuda::DeviceMatrixView<float>(a.data(), 1, heads, n, channels);
+  const auto of_head = [&](Index h) {
+    return attention(slopes[static_cast<std::size_t>(h)], Direction::bidirectional);
   };
-  plan.forward(view(q, d), view(k, d), view(v, d_v), view(y, d_v));
-  plan.backward(view(q, d), view(k, d), view(v, d_v), view(device_dy, d_v),
-                {view(dq, d), view(dk, d), view(dv, d_v), dslopes.data()}, {}, nullptr);
-  const Matrix<float> got_y = as_floats(y.fetch(), heads * n, d_v), got_slopes = as_floats(dslopes.fetch(), 2, 1);
-  for (Index h = 0; h < heads; ++h) {
-    const auto rows = [&](const Matrix<float>& a) -> Matrix<float> { return a.middleRows(h * n, n); };
-    const auto on_cpu = attention(slopes[static_cast<std::size_t>(h)], Direction::bidirectional);
-    Saved<float> saved;
-    const Matrix<float> expected = on_cpu.forward(rows(x.q), rows(x.k), rows(x.v), saved, {.tolerance = 1e-6});
-    INFO("head " << h);
-    CHECK((rows(got_y) - expected).cwiseAbs().maxCoeff() <= static_cast<float>(tolerance) * x.v.cwiseAbs().maxCoeff());
-    const double magnitude = gradient_magnitudes(on_cpu, rows(x.q), rows(x.k), rows(x.v), rows(dy), 0).bias;
-    CHECK(std::abs(static_cast<double>(got_slopes(h, 0) - on_cpu.backward(saved, rows(dy)).bias(0, 0))) <=
-          gradient_tolerance * magnitude);
-  }
+  check_heads(x, x.results(plan), of_head, tolerance, gradient_tolerance);
 }
 
 TEST_CASE("padding and non-finite inputs affect the rows of ALiBi as with the direct engine", "[cuda]") {
@@ -115,8 +95,8 @@ TEST_CASE("padding and non-finite inputs affect the rows of ALiBi as with the di
     std::vector<unsigned char> key_mask(400, 1);
     for (std::size_t j = 100; j < 250; ++j) key_mask[j] = 0;
     x.k.row(130).setConstant(nan), x.v.row(131).setConstant(nan);  // padding
-    const DeviceArray<unsigned char> mask(key_mask);
-    const cuda::PlanCall call{.key_mask = reinterpret_cast<const bool*>(mask.data())};
+    const KeyMask mask(key_mask);
+    const cuda::PlanCall call = mask.call();
     const auto on_cpu = attention(0.02f, direction);
     const auto banded = x.plan(on_cpu);
     x.options.engine = cuda::Engine::direct;

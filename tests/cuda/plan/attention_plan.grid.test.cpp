@@ -2,12 +2,12 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <memory>
 #include <vector>
 
 #include "cuda/device_array.hpp"
 #include "cuda/gradient_case.hpp"
 #include "cuda/gradient_magnitudes.hpp"
+#include "cuda/heads_case.hpp"
 #include "cuda/plan_case.hpp"
 #include "nprf/cuda/plan/attention_plan.cuh"
 #include "nprf/feature_map/paper_names.hpp"
@@ -157,21 +157,18 @@ TEST_CASE("biases of a grid and of its border may be -infinity", "[cuda]") {
 TEST_CASE("padding of a grid takes no part", "[cuda]") {
   const GridPosition<float> position = grid(8, 9, 2);
   PlanCase x = plan_case(position);
-  const auto mask = std::make_unique<bool[]>(74);
-  std::vector<unsigned char> key_mask(74);
-  for (std::size_t j = 0; j < 74; ++j) key_mask[j] = mask[j] = j != 1 && (j < 20 || j > 40);
-  const DeviceArray<unsigned char> on_device(key_mask);
-  const cuda::PlanCall call{.key_mask = reinterpret_cast<const bool*>(on_device.data())};
-  const OptionSpan<bool> of_keys{mask.get(), 74};
+  std::vector<unsigned char> keys(74);
+  for (std::size_t j = 0; j < 74; ++j) keys[j] = j != 1 && (j < 20 || j > 40);
+  const KeyMask mask(keys);
   const auto on_cpu = attention(position);
-  const Matrix<float> expected = on_cpu(x.q, x.k, x.v, {.key_mask = of_keys});
+  const Matrix<float> expected = on_cpu(x.q, x.k, x.v, {.key_mask = mask.on_cpu()});
   for (const cuda::Engine engine : engines) {
     x.options.engine = engine;
     INFO(name(engine));
-    CHECK(gradient_difference(x, on_cpu, of_keys, call) <= gradient_tolerance);
+    CHECK(gradient_difference(x, on_cpu, mask.on_cpu(), mask.call()) <= gradient_tolerance);
     PlanCase with_infinities = x;
     with_infinities.k.row(1).setConstant(infinity), with_infinities.v.row(30).setConstant(infinity);
-    const Matrix<float> y = with_infinities.result(*with_infinities.plan(on_cpu), call);
+    const Matrix<float> y = with_infinities.result(*with_infinities.plan(on_cpu), mask.call());
     CHECK((y - expected).cwiseAbs().maxCoeff() <= static_cast<float>(tolerance) * x.v.cwiseAbs().maxCoeff());
   }
 }
@@ -195,45 +192,18 @@ TEST_CASE("rows of a grid whose weights underflow are recomputed from their feat
 }
 
 TEST_CASE("heads have grids with biases of their own, which may change on the device", "[cuda]") {
-  const Index batch = 2, heads = 2, d = 6, d_v = 5;
   const GridPosition<float> positions[] = {grid(6, 7, 1), grid(6, 7, 1, 0.5f)};
   const Index n = positions[0].tokens();
+  const HeadsCase x({.batch = 2, .heads = 2, .n_q = n, .n_k = n, .d_v = 5}, 6);
   cuda::AttentionModel model = cuda::model_of(attention(positions[1]));
   model.positions.push_back(cuda::model_of(positions[0]));  // in the other order at first
   const cuda::Engine engine = GENERATE(cuda::Engine::direct, cuda::Engine::cufft);
-  cuda::AttentionPlan<float> plan(model, {.batch = batch, .heads = heads, .n_q = n, .n_k = n, .d_v = d_v},
-                                  {.engine = engine, .gradients = true});
+  cuda::AttentionPlan<float> plan(model, x.shape, {.engine = engine, .gradients = true});
   std::vector<float> parameters = model.positions[1].parameters;
   parameters.insert(parameters.end(), model.positions[0].parameters.begin(), model.positions[0].parameters.end());
   plan.set_parameters(DeviceArray<float>(parameters).data(), nullptr);
-  const Index z = batch * heads, size = static_cast<Index>(parameters.size()) / heads;
-  const Matrix<float> q = normal<float>(z * n, d, 1), k = normal<float>(z * n, d, 2), v = normal<float>(z * n, d_v, 3),
-                      dy = normal<float>(z * n, d_v, 4);
-  const DeviceArray<float> device_q(stored<float>(q)), device_k(stored<float>(k)), device_v(stored<float>(v)),
-      device_dy(stored<float>(dy)), y(static_cast<std::size_t>(v.size())), dq(static_cast<std::size_t>(q.size())),
-      dk(static_cast<std::size_t>(k.size())), dv(static_cast<std::size_t>(v.size())), db(parameters.size());
-  const auto view = [&](const DeviceArray<float>& a, Index channels) {
-    return cuda::DeviceMatrixView<float>(a.data(), batch, heads, n, channels);
-  };
-  plan.forward(view(device_q, d), view(device_k, d), view(device_v, d_v), view(y, d_v));
-  plan.backward(view(device_q, d), view(device_k, d), view(device_v, d_v), view(device_dy, d_v),
-                {view(dq, d), view(dk, d), view(dv, d_v), db.data()}, {}, nullptr);
-  const Matrix<float> got_y = as_floats(y.fetch(), z * n, d_v), got_db = as_floats(db.fetch(), heads, size);
-  Matrix<float> expected_db = Matrix<float>::Zero(heads, size);
-  double magnitude = 0;
-  for (Index s = 0; s < z; ++s) {
-    const auto rows = [&](const Matrix<float>& a) -> Matrix<float> { return a.middleRows(s * n, n); };
-    const auto on_cpu = attention(positions[s % heads]);
-    Saved<float> saved;
-    const Matrix<float> expected = on_cpu.forward(rows(q), rows(k), rows(v), saved, {.tolerance = 1e-6});
-    const Gradients<float> g = on_cpu.backward(saved, rows(dy));
-    CHECK((rows(got_y) - expected).cwiseAbs().maxCoeff() <= static_cast<float>(tolerance) * v.cwiseAbs().maxCoeff());
-    expected_db.row(s % heads).head(g.bias.size()) += g.bias.reshaped<Eigen::RowMajor>().transpose();
-    expected_db.row(s % heads).tail(g.extra.size()) += g.extra.reshaped<Eigen::RowMajor>().transpose();
-    const GradientMagnitudes sizes_of_terms = gradient_magnitudes(on_cpu, rows(q), rows(k), rows(v), rows(dy), 0);
-    magnitude += std::max(sizes_of_terms.bias, sizes_of_terms.extra);
-  }
-  CHECK(static_cast<double>((got_db - expected_db).cwiseAbs().maxCoeff()) <= gradient_tolerance * magnitude);
+  check_heads(
+      x, x.results(plan), [&](Index h) { return attention(positions[h]); }, tolerance, gradient_tolerance);
 }
 
 TEST_CASE("grids of other sizes, and other engines, are refused", "[cuda]") {

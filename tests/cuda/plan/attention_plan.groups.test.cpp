@@ -4,7 +4,6 @@
 #include <type_traits>
 #include <vector>
 
-#include "cuda/gradient_magnitudes.hpp"
 #include "cuda/heads_case.hpp"
 #include "cuda/plan_case.hpp"
 #include "nprf/feature_map/paper_names.hpp"
@@ -46,10 +45,6 @@ cuda::AttentionModel model_of_heads(bool shares_map, const AttentionOptions& opt
   return model;
 }
 
-double largest_difference(const Matrix<float>& a, const Matrix<float>& b) {
-  return static_cast<double>((a - b).cwiseAbs().maxCoeff());
-}
-
 /// Checks that a plan has the numbers of one with the keys and values of each group repeated. Returns how many rows
 /// were recomputed.
 template <class S = float>
@@ -74,40 +69,16 @@ int check_repeated(const cuda::AttentionModel& model, cuda::Engine engine) {
 
 TEST_CASE("groups of heads agree with the CPU's", "[cuda]") {
   const HeadsCase x(shape, d);
-  const Index groups = shape.batch * shape.heads_k, n_k = shape.n_k;
   for (const bool shares_map : {true, false})
     for (const cuda::Engine engine : {cuda::Engine::direct, cuda::Engine::fused}) {
       const cuda::AttentionModel model = model_of_heads(shares_map, {}, random_map, random_biases());
-      const HeadsResults got =
-          x.results(cuda::AttentionPlan<float>(model, shape, {.engine = engine, .gradients = true}));
-      Matrix<float> dk = Matrix<float>::Zero(x.k.rows(), d), dv = Matrix<float>::Zero(x.v.rows(), shape.d_v);
-      std::vector<double> of_keys(static_cast<std::size_t>(groups)), of_values(of_keys.size());
-      for (Index z = 0; z < x.matrices(); ++z) {
-        const auto h = static_cast<std::uint64_t>(z % shape.heads);
-        const Attention attention(random_map(shares_map ? 0 : h), position_of(random_biases(), h));
-        const Matrix<float> q = x.queries_of(x.q, z), k = x.keys_of(x.k, z), v = x.keys_of(x.v, z),
-                            dy = x.queries_of(x.dy, z);
-        Saved<float> saved;
-        const Matrix<float> y = attention.forward(q, k, v, saved, {.offset = shape.offset, .tolerance = 1e-6});
-        const Gradients<float> expected = attention.backward(saved, dy);
-        const GradientMagnitudes sizes = gradient_magnitudes(attention, q, k, v, dy, shape.offset);
-        INFO(name(engine) << ", z " << z << (shares_map ? ", one map" : ", a map for each head"));
-        CHECK(largest_difference(x.queries_of(got.y, z), y) <=
-              tolerance * static_cast<double>(v.cwiseAbs().maxCoeff()));
-        CHECK(largest_difference(x.queries_of(got.dq, z), expected.queries) <= gradient_tolerance * sizes.queries);
-        const Index g = z / shape.group();
-        dk.middleRows(g * n_k, n_k) += expected.keys;
-        dv.middleRows(g * n_k, n_k) += expected.values;
-        of_keys[static_cast<std::size_t>(g)] += sizes.keys;
-        of_values[static_cast<std::size_t>(g)] += sizes.values;
-      }
-      for (Index g = 0; g < groups; ++g) {
-        INFO(name(engine) << ", group " << g << (shares_map ? ", one map" : ", a map for each head"));
-        CHECK(largest_difference(got.dk.middleRows(g * n_k, n_k), dk.middleRows(g * n_k, n_k)) <=
-              gradient_tolerance * of_keys[static_cast<std::size_t>(g)]);
-        CHECK(largest_difference(got.dv.middleRows(g * n_k, n_k), dv.middleRows(g * n_k, n_k)) <=
-              gradient_tolerance * of_values[static_cast<std::size_t>(g)]);
-      }
+      const cuda::AttentionPlan<float> plan(model, shape, {.engine = engine, .gradients = true});
+      INFO(name(engine) << (shares_map ? ", one map" : ", a map for each head"));
+      const auto of_head = [&](Index head) {
+        const auto h = static_cast<std::uint64_t>(head);
+        return Attention(random_map(shares_map ? 0 : h), position_of(random_biases(), h));
+      };
+      check_heads(x, x.results(plan), of_head, tolerance, gradient_tolerance);
     }
 }
 

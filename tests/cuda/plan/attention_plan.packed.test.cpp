@@ -4,7 +4,8 @@
 #include <vector>
 
 #include "cuda/device_array.hpp"
-#include "cuda/plan_case.hpp"
+#include "cuda/heads_case.hpp"
+#include "nprf/cuda.hpp"
 #include "nprf/feature_map/paper_names.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
@@ -14,7 +15,6 @@ namespace nprf::test::cuda_plan_attention_plan_packed {
 
 namespace {
 
-constexpr float nan = std::numeric_limits<float>::quiet_NaN();
 constexpr double eps = static_cast<double>(std::numeric_limits<float>::epsilon());
 constexpr Index d = 6, d_v = 5, heads = 4, heads_k = 2, longest = 40;
 
@@ -38,44 +38,10 @@ std::vector<int> cumulative(const std::vector<int>& lengths) {
   return sums;
 }
 
-/// Arrays of packed sequences, whose rows are [head, token], and the results of a plan.
-template <class S>
-struct PackedCase {
-  explicit PackedCase(Index tokens_, Index keys_)
-      : tokens(tokens_),
-        keys(keys_),
-        q(normal<float>(heads * tokens, d, 1)),
-        k(normal<float>(heads_k * keys, d, 2)),
-        v(normal<float>(heads_k * keys, d_v, 3)),
-        dy(normal<float>(heads * tokens, d_v, 4)) {}
-
-  struct Results {
-    Matrix<float> y, dq, dk, dv, parameters;
-  };
-  Results results(const cuda::AttentionPlan<S>& plan, const cuda::PlanCall& call) const {
-    const DeviceArray<S> of_q(stored<S>(q)), of_k(stored<S>(k)), of_v(stored<S>(v)), of_dy(stored<S>(dy));
-    const auto poisoned = [](const Matrix<float>& like) {
-      return DeviceArray<S>(stored<S>(Matrix<float>::Constant(like.rows(), like.cols(), nan)));
-    };
-    const DeviceArray<S> y = poisoned(dy), dq = poisoned(q), dk = poisoned(k), dv = poisoned(v);
-    const DeviceArray<float> parameters(std::vector<float>(41, nan));
-    const auto queries = [&](const DeviceArray<S>& x, Index channels) {
-      return cuda::DeviceMatrixView<S>(x.data(), 1, heads, tokens, channels);
-    };
-    const auto of_keys = [&](const DeviceArray<S>& x, Index channels) {
-      return cuda::DeviceMatrixView<S>(x.data(), 1, heads_k, keys, channels);
-    };
-    plan.forward(queries(of_q, d), of_keys(of_k, d), of_keys(of_v, d_v), queries(y, d_v), call, nullptr);
-    plan.backward(queries(of_q, d), of_keys(of_k, d), of_keys(of_v, d_v), queries(of_dy, d_v),
-                  {queries(dq, d), of_keys(dk, d), of_keys(dv, d_v), parameters.data()}, call, nullptr);
-    return {as_floats(y.fetch(), dy.rows(), d_v), as_floats(dq.fetch(), q.rows(), d),
-            as_floats(dk.fetch(), k.rows(), d), as_floats(dv.fetch(), v.rows(), d_v),
-            as_floats(parameters.fetch(), 1, 41)};
-  }
-
-  Index tokens, keys;
-  Matrix<float> q, k, v, dy;
-};
+/// Arrays of packed sequences, whose rows are [head, token].
+HeadsCase packed_case(Index tokens, Index keys) {
+  return HeadsCase({.heads = heads, .n_q = tokens, .n_k = keys, .d_v = d_v, .heads_k = heads_k}, d);
+}
 
 double relative(const Matrix<float>& a, const Matrix<float>& b) {
   return static_cast<double>((a - b).norm() / b.norm());
@@ -90,7 +56,7 @@ TEST_CASE("packed sequences have the results of each sequence alone on the CPU, 
   for (const Direction direction : {Direction::bidirectional, Direction::causal})
     for (const bool cross : {false, true}) {
       const std::vector<int>& first_of_keys = cross ? of_keys : of_queries;
-      const PackedCase<float> x(of_queries.back(), first_of_keys.back());
+      const HeadsCase x = packed_case(of_queries.back(), first_of_keys.back());
       const auto cpu = attention(direction);
       cuda::PackedPlan<float> plan(cuda::model_of(cpu), shape_of(lengths.size()), {.gradients = true});
       const auto got = x.results(plan, cuda::PackedCall{first_query.data(), cross ? first_key.data() : nullptr});
@@ -99,8 +65,8 @@ TEST_CASE("packed sequences have the results of each sequence alone on the CPU, 
                     parameters = Matrix<float>::Zero(1, 41);
       for (std::size_t b = 0; b < lengths.size(); ++b)
         for (Index head = 0; head < heads; ++head) {
-          const Index i0 = head * x.tokens + of_queries[b], n_q = of_queries[b + 1] - of_queries[b],
-                      j0 = head / (heads / heads_k) * x.keys + first_of_keys[b],
+          const Index i0 = head * x.shape.n_q + of_queries[b], n_q = of_queries[b + 1] - of_queries[b],
+                      j0 = head / (heads / heads_k) * x.shape.n_k + first_of_keys[b],
                       n_k = first_of_keys[b + 1] - first_of_keys[b];
           if (n_q == 0 || n_k == 0) continue;
           Saved<float> saved;
@@ -126,7 +92,7 @@ TEST_CASE("packed sequences have the results of each sequence alone on the CPU, 
 TEMPLATE_TEST_CASE("packed sequences have the bits of padded ones", "[cuda]", float, __half) {
   const std::vector<int> lengths{12, longest, 5}, first = cumulative(lengths);
   const Index tokens = first.back(), batch = 3;
-  const PackedCase<TestType> x(tokens, tokens);
+  const HeadsCase x = packed_case(tokens, tokens);
   const DeviceArray<int> on_device(first), on_device_lengths(lengths);
   const auto model = cuda::model_of(attention());
   cuda::PackedPlan<TestType> plan(model, shape_of(lengths.size()), {.gradients = true});
@@ -142,14 +108,10 @@ TEMPLATE_TEST_CASE("packed sequences have the bits of padded ones", "[cuda]", fl
       }
     return all;
   };
-  const DeviceArray<TestType> q(stored<TestType>(padded(x.q, heads))), k(stored<TestType>(padded(x.k, heads_k))),
-      v(stored<TestType>(padded(x.v, heads_k))), y(static_cast<std::size_t>(batch * heads * longest * d_v));
-  const auto view = [&](const DeviceArray<TestType>& rows, Index of_heads, Index channels) {
-    return cuda::DeviceMatrixView<TestType>(rows.data(), batch, of_heads, longest, channels);
-  };
-  padded_plan.forward(view(q, heads, d), view(k, heads_k, d), view(v, heads_k, d_v), view(y, heads, d_v),
-                      {.lengths = on_device_lengths.data()}, nullptr);
-  const Matrix<float> expected = as_floats(y.fetch(), batch * heads * longest, d_v), found = padded(got.y, heads);
+  HeadsCase all(shape_of(lengths.size()), d);
+  all.q = padded(x.q, heads), all.k = padded(x.k, heads_k), all.v = padded(x.v, heads_k), all.dy = padded(x.dy, heads);
+  const Matrix<float> expected = all.results(padded_plan, {.lengths = on_device_lengths.data()}).y,
+                      found = padded(got.y, heads);
   for (Index b = 0; b < batch; ++b)
     for (Index head = 0; head < heads; ++head) {
       const Index at = (b * heads + head) * longest, n = lengths[static_cast<std::size_t>(b)];
@@ -159,7 +121,7 @@ TEMPLATE_TEST_CASE("packed sequences have the bits of padded ones", "[cuda]", fl
 
 TEST_CASE("packed sequences may have a workspace of their own, or one from the stream", "[cuda]") {
   const std::vector<int> first = cumulative({12, longest, 5});
-  const PackedCase<float> x(first.back(), first.back());
+  const HeadsCase x = packed_case(first.back(), first.back());
   const DeviceArray<int> on_device(first);
   cuda::PlanShape shape = shape_of(3);
   shape.packed = true;
@@ -181,15 +143,15 @@ TEST_CASE("packed sequences may have a workspace of their own, or one from the s
 TEST_CASE("rows of a packed sequence that is too long are NaN, and those of others are right", "[cuda]") {
   const std::vector<int> too_long{12, longest + 7, 5}, cut{12, longest, 5};
   const std::vector<int> first = cumulative(too_long);
-  const PackedCase<float> x(first.back(), first.back());
+  const HeadsCase x = packed_case(first.back(), first.back());
   const DeviceArray<int> on_device(first);
   cuda::PackedPlan<float> plan(cuda::model_of(attention()), shape_of(cut.size()), {.gradients = true});
   const auto got = x.results(plan, cuda::PackedCall{on_device.data()});
   for (Index head = 0; head < heads; ++head)
-    for (Index i = 0; i < x.tokens; ++i) {
+    for (Index i = 0; i < x.shape.n_q; ++i) {
       const bool is_beyond = i >= 12 + longest && i < 12 + longest + 7;
-      CHECK(got.y.row(head * x.tokens + i).allFinite() == !is_beyond);
-      CHECK(got.dq.row(head * x.tokens + i).allFinite() == !is_beyond);
+      CHECK(got.y.row(head * x.shape.n_q + i).allFinite() == !is_beyond);
+      CHECK(got.dq.row(head * x.shape.n_q + i).allFinite() == !is_beyond);
     }
 }
 

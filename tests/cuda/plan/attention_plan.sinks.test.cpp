@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
 #include <limits>
-#include <memory>
 #include <utility>
 #include <vector>
 
@@ -29,35 +28,10 @@ constexpr double no_tolerance = std::numeric_limits<double>::infinity();
 RelativePosition<float> clipped() { return RelativePosition<float>(normal_vector<float>(41, 5)); }
 GridPosition<float> grid(Index extra) { return {5, 7, normal<float>(9, 13, 5), normal<float>(extra, extra + 2, 6)}; }
 
-/// The error of y without what an FFT may have added to it.
+/// The error of the gradients, of which those of biases are compared with a tenth of their terms: that of an FFT is.
 template <class F, class P>
-double error(const PlanCase& x, const Attention<F, P>& attention) {
-  const auto plan = x.plan(attention);
-  cuda::Counts counts{};
-  x.result(*plan, {}, &counts);
-  return x.error(attention, *plan) - static_cast<double>(counts.fft_error_bound);
-}
-
-/// The largest difference of any gradient from the CPU's, relative to the largest entry of that gradient; that of a
-/// bias relative to a tenth of the terms that it is a sum of, if these are larger, since the error of an FFT is.
-template <class F, class P>
-double relative_difference(const PlanCase& x, const Attention<F, P>& attention) {
-  const Matrix<float> dy = normal<float>(x.shape.n_q, x.shape.d_v, 9);
-  Saved<float> saved;
-  attention.forward(x.q, x.k, x.v, saved, {.offset = x.shape.offset, .tolerance = 1e-6});
-  const Gradients<float> expected = attention.backward(saved, dy), got = gradients_of(x, *x.plan(attention), dy);
-  Matrix<float> bias(got.bias.size(), 1);  // of a grid, followed by that of the extra tokens
-  bias << expected.bias.reshaped<Eigen::RowMajor>(), expected.extra.reshaped<Eigen::RowMajor>();
-  const auto size = [](const Matrix<float>& a) {
-    return a.size() == 0 ? 1 : static_cast<double>(a.cwiseAbs().maxCoeff());
-  };
-  LargestDifference worst;
-  worst.compare("dq", got.queries, expected.queries, size(expected.queries));
-  worst.compare("dk", got.keys, expected.keys, size(expected.keys));
-  worst.compare("dv", got.values, expected.values, size(expected.values));
-  const GradientMagnitudes terms = gradient_magnitudes(attention, x.q, x.k, x.v, dy, x.shape.offset);
-  worst.compare("bias", got.bias, bias, std::max(size(bias), std::max(terms.bias, terms.extra) / 10));
-  return worst.value();
+double gradient_error_of(const PlanCase& x, const Attention<F, P>& attention) {
+  return relative_gradient_error(x, attention, 0.1);
 }
 
 }  // namespace
@@ -76,8 +50,8 @@ TEST_CASE("exact pairs keep their digits however far their biases are below the 
         const Attention attention(orf<float>(6, 16, 7), RelativePosition<float>(table),
                                   {.direction = Direction::causal, .near = near, .sinks = sinks});
         const PlanCase x{{.n_q = n, .n_k = n, .d_v = 5}, {.engine = cuda::Engine::direct, .gradients = true}, 6};
-        CHECK(error(x, attention) <= tolerance);
-        CHECK(relative_difference(x, attention) <= gradient_tolerance);
+        CHECK(x.error_beyond_fft(attention) <= tolerance);
+        CHECK(gradient_error_of(x, attention) <= gradient_tolerance);
       }
     }
 }
@@ -92,10 +66,11 @@ TEST_CASE("attention sinks agree with the CPU's for every engine", "[cuda]") {
             .direction = direction, .normalization = Normalization::unit(2), .near = near, .sinks = sinks};
         const PlanCase x{
             {.n_q = 90, .n_k = 130, .d_v = 5, .offset = 3}, {.engine = engine, .tolerance = no_tolerance}, 6};
-        CHECK(error(x, Attention(orf<float>(6, 16, 7), clipped(), options)) <= tolerance);
+        CHECK(x.error_beyond_fft(Attention(orf<float>(6, 16, 7), clipped(), options)) <= tolerance);
         const PlanCase wide{
             {.n_q = 130, .n_k = 70, .d_v = 70, .offset = -20}, {.engine = engine, .tolerance = no_tolerance}, 40};
-        CHECK(error(wide, Attention(orf<float>(40, 16, 7), AlibiPosition<float>(0.1f), options)) <= tolerance);
+        CHECK(wide.error_beyond_fft(Attention(orf<float>(40, 16, 7), AlibiPosition<float>(0.1f), options)) <=
+              tolerance);
       }
 }
 
@@ -105,11 +80,11 @@ TEST_CASE("attention sinks work with all feature maps that estimate exp", "[cuda
     INFO(name(engine));
     for (const AttentionOptions& options :
          {AttentionOptions{.sinks = 2}, AttentionOptions{.normalization = Normalization::none(), .sinks = 2}}) {
-      CHECK(error(x, Attention(orf<float>(6, 16, 7), clipped(), options)) <= tolerance);
-      CHECK(error(x, Attention(HyperbolicFeatures<float>({.input_dim = 6, .num_features = 9}), clipped(), options)) <=
-            tolerance);
-      CHECK(error(x, Attention(TaylorFeatures<float>({.input_dim = 6, .directions = 3}), clipped(), options)) <=
-            tolerance);
+      CHECK(x.error_beyond_fft(Attention(orf<float>(6, 16, 7), clipped(), options)) <= tolerance);
+      CHECK(x.error_beyond_fft(Attention(HyperbolicFeatures<float>({.input_dim = 6, .num_features = 9}), clipped(),
+                                         options)) <= tolerance);
+      CHECK(x.error_beyond_fft(
+                Attention(TaylorFeatures<float>({.input_dim = 6, .directions = 3}), clipped(), options)) <= tolerance);
     }
   }
 }
@@ -126,10 +101,10 @@ TEST_CASE("the first tokens of a grid may be sinks, among them tokens without a 
               {.n_q = n, .n_k = n, .d_v = 5}, {.engine = engine, .gradients = true, .tolerance = no_tolerance}, 6};
           const Attention attention(orf<float>(6, 16, 7), grid(extra),
                                     {.direction = direction, .near = 2, .sinks = sinks});
-          CHECK(error(x, attention) <= tolerance);
+          CHECK(x.error_beyond_fft(attention) <= tolerance);
           // an FFT computes the first rows of causal attention with large errors
           if (uses_fft(engine) && direction == Direction::causal) continue;
-          CHECK(relative_difference(x, attention) <= gradient_tolerance);
+          CHECK(gradient_error_of(x, attention) <= gradient_tolerance);
         }
 }
 
@@ -145,11 +120,11 @@ TEST_CASE("the gradients of attention sinks agree with the CPU's for every engin
                          6};
         const AttentionOptions options{
             .direction = direction, .normalization = Normalization::unit(2), .near = near, .sinks = sinks};
-        CHECK(relative_difference(x, Attention(orf<float>(6, 16, 7), clipped(), options)) <= gradient_tolerance);
-        CHECK(relative_difference(x, Attention(orf<float>(6, 16, 7), AlibiPosition<float>(0.1f), options)) <=
+        CHECK(gradient_error_of(x, Attention(orf<float>(6, 16, 7), clipped(), options)) <= gradient_tolerance);
+        CHECK(gradient_error_of(x, Attention(orf<float>(6, 16, 7), AlibiPosition<float>(0.1f), options)) <=
               gradient_tolerance);
-        CHECK(relative_difference(x, Attention(TaylorFeatures<float>({.input_dim = 6, .directions = 3}), clipped(),
-                                               {.direction = direction, .near = near, .sinks = sinks})) <=
+        CHECK(gradient_error_of(x, Attention(TaylorFeatures<float>({.input_dim = 6, .directions = 3}), clipped(),
+                                             {.direction = direction, .near = near, .sinks = sinks})) <=
               gradient_tolerance);
       }
 }
@@ -158,26 +133,23 @@ TEST_CASE("padding is no sink, and a sink that is NaN affects the rows that atte
   constexpr float nan = std::numeric_limits<float>::quiet_NaN();
   constexpr Index n = 130;
   const Attention causal(orf<float>(6, 16, 7), clipped(), {.direction = Direction::causal, .near = 4, .sinks = 3});
-  std::vector<unsigned char> mask(n, 1);
-  std::fill_n(mask.begin(), 65, 0);  // more than a tile of keys
-  mask[66] = 0;
-  const auto host_mask = std::make_unique<bool[]>(n);
-  std::copy(mask.begin(), mask.end(), host_mask.get());
-  const DeviceArray<unsigned char> on_device(mask);
-  const cuda::PlanCall call{.key_mask = reinterpret_cast<const bool*>(on_device.data())};
+  std::vector<unsigned char> keys(n, 1);
+  std::fill_n(keys.begin(), 65, 0);  // more than a tile of keys
+  keys[66] = 0;
+  const KeyMask mask(keys);
+  const cuda::PlanCall call = mask.call();
   for (const cuda::Engine engine : {cuda::Engine::direct, cuda::Engine::banded}) {
     PlanCase x{{.n_q = n, .n_k = n, .d_v = 5}, {.engine = engine, .gradients = true}, 6};
     x.k.topRows(65).setConstant(nan);
     const auto plan = x.plan(causal);
     const Matrix<float> y = x.result(*plan, call),
-                        expected =
-                            causal(x.q, x.k, x.v, {.key_mask = {host_mask.get(), std::size_t{n}}, .tolerance = 1e-6});
+                        expected = causal(x.q, x.k, x.v, {.key_mask = mask.on_cpu(), .tolerance = 1e-6});
     INFO(name(engine));
     CHECK(static_cast<double>((y - expected).cwiseAbs().maxCoeff()) <=
           tolerance * static_cast<double>(x.v.cwiseAbs().maxCoeff()));
     const Matrix<float> dy = normal<float>(n, 5, 9);
     Saved<float> saved;
-    causal.forward(x.q, x.k, x.v, saved, {.key_mask = {host_mask.get(), std::size_t{n}}, .tolerance = 1e-6});
+    causal.forward(x.q, x.k, x.v, saved, {.key_mask = mask.on_cpu(), .tolerance = 1e-6});
     const Gradients<float> expected_gradients = causal.backward(saved, dy), got = gradients_of(x, *plan, dy, call);
     const auto size = [](const Matrix<float>& a) { return static_cast<double>(a.cwiseAbs().maxCoeff()); };
     CHECK(difference(got, expected_gradients,

@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <array>
 #include <limits>
-#include <memory>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "cuda/device_array.hpp"
+#include "cuda/heads_case.hpp"
 #include "cuda/plan_case.hpp"
 #include "cuda/tensor_cores.hpp"
 #include "nprf/feature_map/paper_names.hpp"
@@ -135,50 +135,25 @@ TEMPLATE_TEST_CASE("weights add up to 1 in any precision", "[cuda]", __half, __n
 }
 
 TEST_CASE("heads may have different projections and positions, and sequences different padding", "[cuda]") {
-  const Index batch = 2, heads = 3, n = 70, d = 6, d_v = 5;
+  const HeadsCase x({.batch = 2, .heads = 3, .n_q = 70, .n_k = 70, .d_v = 5}, 6);
   cuda::AttentionModel model;
   std::vector<Attention<PositiveFeatures<float>, RelativePosition<float>>> attentions;
   for (std::uint64_t h = 0; h < 3; ++h) {
-    attentions.emplace_back(orf<float>(d, 16, h), RelativePosition<float>(normal_vector<float>(41, 10 + h)));
+    attentions.emplace_back(orf<float>(6, 16, h), RelativePosition<float>(normal_vector<float>(41, 10 + h)));
     model.features.push_back(cuda::model_of(attentions.back().features()));
     model.positions.push_back(cuda::model_of(attentions.back().position()));
   }
-  const Matrix<float> q = normal<float>(batch * heads * n, d, 1), k = normal<float>(batch * heads * n, d, 2),
-                      v = normal<float>(batch * heads * n, d_v, 3);
-  std::vector<bool> key_mask(static_cast<std::size_t>(batch * n), true);
-  for (std::size_t j = 50; j < 70; ++j) key_mask[j] = false;
-  key_mask[75] = false;
-  const auto mask = std::make_unique<bool[]>(key_mask.size());
-  std::copy(key_mask.begin(), key_mask.end(), mask.get());
-  const DeviceArray<float> dq(stored<float>(q)), dk(stored<float>(k)), dv(stored<float>(v)),
-      dy(static_cast<std::size_t>(v.size()));
-  const DeviceArray<unsigned char> dmask(std::vector<unsigned char>(key_mask.begin(), key_mask.end()));
+  std::vector<unsigned char> keys(2 * 70, 1);
+  std::fill_n(keys.begin() + 50, 20, 0);
+  keys[75] = 0;
+  const KeyMask mask(keys);
   for (const cuda::Engine engine : cuda_engines) {
-    const cuda::AttentionPlan<float> plan(model, {.batch = batch, .heads = heads, .n_q = n, .n_k = n, .d_v = d_v},
-                                          {.engine = engine});
-    plan.forward({dq.data(), batch, heads, n, d}, {dk.data(), batch, heads, n, d}, {dv.data(), batch, heads, n, d_v},
-                 {dy.data(), batch, heads, n, d_v}, {.key_mask = reinterpret_cast<const bool*>(dmask.data())}, nullptr);
-    const std::vector<float> y = dy.fetch();
-    for (Index z = 0; z < batch * heads; ++z) {
-      const auto rows = [&](const Matrix<float>& x) { return x.middleRows(z * n, n); };
-      const auto& attention = attentions[static_cast<std::size_t>(z % heads)];
-      const Matrix<float> expected =
-          attention(rows(q), rows(k), rows(v), {.key_mask = {mask.get() + z / heads * n, static_cast<std::size_t>(n)}});
-      const Eigen::Map<const Matrix<float>> got(y.data() + z * n * d_v, n, d_v);
-      INFO(name(engine) << ", z " << z);
-      CHECK((got - expected).cwiseAbs().maxCoeff() <= tolerance * v.cwiseAbs().maxCoeff());
-    }
+    const cuda::AttentionPlan<float> plan(model, x.shape, {.engine = engine, .gradients = true});
+    const HeadsResults got = x.results(plan, mask.call());
+    INFO(name(engine));
+    const auto of_head = [&](Index h) { return attentions[static_cast<std::size_t>(h)]; };
+    check_heads(x, got, of_head, tolerance, tolerance, keys);
   }
-}
-
-TEST_CASE("rows that attend to no key are zero and counted", "[cuda]") {
-  const PlanCase x{{.n_q = 70, .n_k = 40, .d_v = 5, .offset = -10}, {.engine = cuda::Engine::direct}, 6};
-  const Attention causal(orf<float>(6, 16, 7), clipped(), {.direction = Direction::causal});
-  cuda::Counts counts{};
-  const Matrix<float> y = x.result(causal, &counts);
-  CHECK(counts.empty_rows == 10);
-  CHECK(y.topRows(10).isZero(0));
-  CHECK(x.error(causal) <= tolerance);
 }
 
 TEMPLATE_TEST_CASE("NaNs affect only the rows that attend to them", "[cuda]", float, __half, __nv_bfloat16) {
@@ -285,20 +260,6 @@ TEST_CASE("sizes may be 0", "[cuda]") {
                                           {.batch = 0, .n_q = 7, .n_k = 7, .d_v = 5}, {.engine = engine});
     CHECK_NOTHROW(
         none.forward({nullptr, 0, 1, 7, 6}, {nullptr, 0, 1, 7, 6}, {nullptr, 0, 1, 7, 5}, {nullptr, 0, 1, 7, 5}));
-  }
-}
-
-TEST_CASE("set_parameters replaces the parameters on the device", "[cuda]") {
-  const Index n = 90;
-  for (const cuda::Engine engine : cuda_engines) {
-    const PlanCase x{{.n_q = n, .n_k = n, .d_v = 5}, {.engine = engine}, 6};
-    const Attention first(orf<float>(6, 16, 7), clipped());
-    const Attention other(first.features(), RelativePosition<float>(normal_vector<float>(41, 77)));
-    const auto plan = x.plan(first);
-    const DeviceArray<float> parameters(cuda::model_of(other.position()).parameters);
-    plan->set_parameters(parameters.data(), nullptr);
-    INFO(name(engine));
-    CHECK(x.error(other, *plan) <= tolerance);
   }
 }
 

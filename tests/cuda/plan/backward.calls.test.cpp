@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <memory>
 #include <vector>
 
 #include "cuda/device_array.hpp"
@@ -85,7 +84,7 @@ TEST_CASE("gradients with a key mask agree with those of the unmasked keys alone
   unmasked.v = x.v.middleRows(20, 60);
   std::vector<unsigned char> key_mask(100, 0);
   std::fill_n(key_mask.begin() + 20, 60, 1);
-  const DeviceArray<unsigned char> mask(key_mask);
+  const KeyMask mask(key_mask);
   const Attention attention(orf<float>(6, 16, 7), clipped());
   const Matrix<float> dy = normal<float>(90, 5, 9);
   Saved<float> saved;
@@ -99,8 +98,7 @@ TEST_CASE("gradients with a key mask agree with those of the unmasked keys alone
       masked.k.row(j).setConstant(nan);
       masked.v.row(j).setConstant(nan);
     }
-    Gradients<float> got =
-        gradients_of(masked, *masked.plan(attention), dy, {.key_mask = reinterpret_cast<const bool*>(mask.data())});
+    Gradients<float> got = gradients_of(masked, *masked.plan(attention), dy, mask.call());
     INFO(name(engine));
     for (Matrix<float>* of_keys : {&got.keys, &got.values}) {
       CHECK((of_keys->topRows(20).isZero(0) && of_keys->bottomRows(20).isZero(0)));

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/cuda/plan/backward.cuh"
 
-#include <algorithm>
 #include <array>
 #include <limits>
-#include <memory>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -12,6 +10,7 @@
 #include "cuda/device_array.hpp"
 #include "cuda/gradient_case.hpp"
 #include "cuda/gradient_magnitudes.hpp"
+#include "cuda/heads_case.hpp"
 #include "cuda/plan_case.hpp"
 #include "cuda/tensor_cores.hpp"
 #include "nprf/feature_map/paper_names.hpp"
@@ -214,9 +213,7 @@ TEST_CASE("gradients are zero for rows that attend to no key, and for padding", 
     x.v.row(7).setConstant(nan);
     std::vector<unsigned char> key_mask(60, 1);
     key_mask[7] = 0;
-    const DeviceArray<unsigned char> mask(key_mask);
-    const Gradients<float> g = gradients_of(x, *x.plan(causal), normal<float>(70, 5, 9),
-                                            {.key_mask = reinterpret_cast<const bool*>(mask.data())});
+    const Gradients<float> g = gradients_of(x, *x.plan(causal), normal<float>(70, 5, 9), KeyMask(key_mask).call());
     CHECK(g.queries.topRows(10).isZero(0));
     CHECK((g.keys.row(7).isZero(0) && g.values.row(7).isZero(0)));
     CHECK((g.keys.allFinite() && g.values.allFinite()));
@@ -226,12 +223,7 @@ TEST_CASE("gradients are zero for rows that attend to no key, and for padding", 
 }
 
 TEST_CASE("a position that heads share has the sum of their gradients", "[cuda]") {
-  const Index batch = 2, heads = 3, n = 70, d = 6, d_v = 5;
-  const Matrix<float> q = normal<float>(batch * heads * n, d, 1), k = normal<float>(batch * heads * n, d, 2),
-                      v = normal<float>(batch * heads * n, d_v, 3), dy = normal<float>(batch * heads * n, d_v, 4);
-  const DeviceArray<float> device_q(stored<float>(q)), device_k(stored<float>(k)), device_v(stored<float>(v)),
-      device_dy(stored<float>(dy)), dq(static_cast<std::size_t>(q.size())), dk(static_cast<std::size_t>(k.size())),
-      dv(static_cast<std::size_t>(v.size())), parameters(3 * 41);
+  const HeadsCase x({.batch = 2, .heads = 3, .n_q = 70, .n_k = 70, .d_v = 5}, 6);
   for (const bool shared : {false, true}) {
     cuda::AttentionModel model;
     std::vector<Attention<PositiveFeatures<float>, RelativePosition<float>>> attentions;
@@ -239,42 +231,15 @@ TEST_CASE("a position that heads share has the sum of their gradients", "[cuda]"
       // with a steep bias rows fail the FFT error bound or underflow, in other heads none does
       const Vector<float> bias =
           shared || h == 1 ? Vector<float>(Vector<float>::LinSpaced(41, 0, 200)) : normal_vector<float>(41, 10 + h);
-      attentions.emplace_back(orf<float>(d, 16, h), RelativePosition<float>(bias));
+      attentions.emplace_back(orf<float>(6, 16, h), RelativePosition<float>(bias));
       model.features.push_back(cuda::model_of(attentions.back().features()));
       if (!shared || h == 0) model.positions.push_back(cuda::model_of(attentions.back().position()));
     }
     for (const cuda::Engine engine : cuda_engines) {
-      const cuda::AttentionPlan<float> plan(model, {.batch = batch, .heads = heads, .n_q = n, .n_k = n, .d_v = d_v},
-                                            {.engine = engine, .gradients = true});
-      const auto view = [&](const DeviceArray<float>& a, Index channels) {
-        return cuda::DeviceMatrixView<float>(a.data(), batch, heads, n, channels);
-      };
-      plan.backward(view(device_q, d), view(device_k, d), view(device_v, d_v), view(device_dy, d_v),
-                    {view(dq, d), view(dk, d), view(dv, d_v), parameters.data()}, {}, nullptr);
-      const Matrix<float> got_q = as_floats(dq.fetch(), q.rows(), d), got_k = as_floats(dk.fetch(), k.rows(), d),
-                          got_v = as_floats(dv.fetch(), v.rows(), d_v), got_bias = as_floats(parameters.fetch(), 3, 41);
-      Matrix<float> bias = Matrix<float>::Zero(3, 41);
-      double bias_magnitude = 0;
-      for (Index z = 0; z < batch * heads; ++z) {
-        const auto rows = [&](const Matrix<float>& x) -> Matrix<float> { return x.middleRows(z * n, n); };
-        const auto& attention = attentions[static_cast<std::size_t>(z % heads)];
-        Saved<float> saved;
-        attention.forward(rows(q), rows(k), rows(v), saved, {.tolerance = 1e-6});
-        const Gradients<float> expected = attention.backward(saved, rows(dy));
-        const GradientMagnitudes sizes = gradient_magnitudes(attention, rows(q), rows(k), rows(v), rows(dy), 0);
-        INFO(name(engine) << ", z " << z);
-        const auto max_difference = [](const Matrix<float>& a, const Matrix<float>& b) {
-          return static_cast<double>((a - b).cwiseAbs().maxCoeff());
-        };
-        CHECK(max_difference(rows(got_q), expected.queries) <= tolerance * sizes.queries);
-        CHECK(max_difference(rows(got_k), expected.keys) <= tolerance * sizes.keys);
-        CHECK(max_difference(rows(got_v), expected.values) <= tolerance * sizes.values);
-        bias.row(shared ? 0 : z % heads) += Eigen::Map<const Vector<float>>(expected.bias.data(), 41).transpose();
-        bias_magnitude += sizes.bias;
-      }
-      const Index positions = shared ? 1 : 3;
-      CHECK(static_cast<double>((got_bias - bias).topRows(positions).cwiseAbs().maxCoeff()) <=
-            tolerance * bias_magnitude);
+      const cuda::AttentionPlan<float> plan(model, x.shape, {.engine = engine, .gradients = true});
+      INFO(name(engine) << (shared ? ", shared" : ""));
+      const auto of_head = [&](Index h) { return attentions[static_cast<std::size_t>(h)]; };
+      check_heads(x, x.results(plan), of_head, 0.5e-4, tolerance);
     }
   }
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/cuda/position/attention_mask.cuh"
 
+#include <algorithm>
 #include <limits>
-#include <memory>
 #include <utility>
 #include <vector>
 
@@ -45,10 +45,10 @@ TEST_CASE("a query of NaNs that attends to no key has a zero row, and affects no
   for (const auto& [what, direction, n_k, offset, padding, table, empty_row, one_key_row] : cases())
     for (const cuda::Engine engine : cuda_engines) {
       const Attention attention(orf<float>(6, 4, 7), RelativePosition<float>(table), {.direction = direction});
-      const auto mask = std::make_unique<bool[]>(static_cast<std::size_t>(n_k));
-      for (Index j = padding; j < n_k; ++j) mask[static_cast<std::size_t>(j)] = true;
-      const DeviceArray<unsigned char> on_device(std::vector<unsigned char>(mask.get(), mask.get() + n_k));
-      const cuda::PlanCall call{.key_mask = reinterpret_cast<const bool*>(on_device.data())};
+      std::vector<unsigned char> keys(static_cast<std::size_t>(n_k), 1);
+      std::fill_n(keys.begin(), padding, 0);
+      const KeyMask mask(keys);
+      const cuda::PlanCall call = mask.call();
       PlanCase x{{.n_q = n_q, .n_k = n_k, .d_v = 5, .offset = offset}, {.engine = engine, .gradients = true}, 6};
       const auto plan = x.plan(attention);
       const Gradients<float> before = gradients_of(x, *plan, dy, call);
@@ -62,8 +62,7 @@ TEST_CASE("a query of NaNs that attends to no key has a zero row, and affects no
 
       x.q.row(one_key_row).setConstant(nan);
       const Matrix<float> y = x.result(*plan, call);
-      const Matrix<float> expected =
-          attention(x.q, x.k, x.v, {.key_mask = {mask.get(), static_cast<std::size_t>(n_k)}, .offset = offset});
+      const Matrix<float> expected = attention(x.q, x.k, x.v, {.key_mask = mask.on_cpu(), .offset = offset});
       CHECK((expected.row(empty_row).isZero(0) && y.row(empty_row).isZero(0)));
       CHECK((expected.row(one_key_row).array().isNaN().all() && y.row(one_key_row).array().isNaN().all()));
       CHECK(x.result<__nv_bfloat16>(*x.plan<__nv_bfloat16>(attention), call).row(empty_row).isZero(0));

@@ -154,8 +154,7 @@ TEST_CASE("gradients of recomputed rows are affected only by keys that the row a
   // padding takes no part
   std::vector<unsigned char> key_mask(90, 1);
   std::fill(key_mask.begin() + 30, key_mask.end(), 0);
-  const DeviceArray<unsigned char> mask(key_mask);
-  const Gradients<float> padded = gradients_of(x, *plan, dy, {.key_mask = reinterpret_cast<const bool*>(mask.data())});
+  const Gradients<float> padded = gradients_of(x, *plan, dy, KeyMask(key_mask).call());
   CHECK(padded.queries.topRows(30) == before.queries.topRows(30));
   CHECK((padded.queries.allFinite() && padded.keys.allFinite() && padded.values.allFinite()));
   CHECK((padded.keys.bottomRows(60).isZero(0) && padded.values.bottomRows(60).isZero(0)));

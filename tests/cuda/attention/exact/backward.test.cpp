@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/cuda/attention/exact/backward.cuh"
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 #include <vector>
 
 #include "cuda/gradient_case.hpp"
+#include "cuda/heads_case.hpp"
 #include "cuda/plan_case.hpp"
 #include "nprf/cuda.hpp"
 #include "nprf/feature_map/balance.hpp"
@@ -29,18 +31,6 @@ RelativePosition<float> clipped() { return RelativePosition<float>(normal_vector
 
 double size(const auto& a) { return a.size() == 0 ? 1 : static_cast<double>(a.cwiseAbs().maxCoeff()); }
 
-template <class S = float, class F, class P>
-double error(const PlanCase& x, const Attention<F, P>& attention) {
-  const auto as_stored = [](const Matrix<float>& a) { return as_floats(stored<S>(a), a.rows(), a.cols()); };
-  const Matrix<float> dy = as_stored(normal<float>(x.shape.n_q, x.shape.d_v, 9));
-  Saved<float> saved;
-  attention.forward(as_stored(x.q), as_stored(x.k), as_stored(x.v), saved,
-                    {.offset = x.shape.offset, .tolerance = 1e-6});
-  const Gradients<float> expected = attention.backward(saved, dy), got = gradients_of<S>(x, *x.plan<S>(attention), dy);
-  return difference(got, expected,
-                    {size(expected.queries), size(expected.keys), size(expected.values), size(expected.bias)});
-}
-
 }  // namespace
 
 TEST_CASE("the gradients of a near field agree with the CPU's for every engine", "[cuda]") {
@@ -54,11 +44,12 @@ TEST_CASE("the gradients of a near field agree with the CPU's for every engine",
         const PlanCase x{{.n_q = 90, .n_k = 130, .d_v = 5, .offset = 3},
                          {.engine = engine, .gradients = true, .tolerance = no_tolerance},
                          6};
-        CHECK(error(x, Attention(orf<float>(6, 16, 7), clipped(), options)) <= tolerance);
-        CHECK(error(x, Attention(orf<float>(6, 16, 7), NoPosition<float>(), options)) <= tolerance);
-        CHECK(error(x, Attention(orf<float>(6, 16, 7), AlibiPosition<float>(0.1f), options)) <= tolerance);
-        CHECK(error(x, Attention(TaylorFeatures<float>({.input_dim = 6, .directions = 3}), clipped(),
-                                 {.direction = direction, .near = near})) <= tolerance);
+        CHECK(relative_gradient_error(x, Attention(orf<float>(6, 16, 7), clipped(), options)) <= tolerance);
+        CHECK(relative_gradient_error(x, Attention(orf<float>(6, 16, 7), NoPosition<float>(), options)) <= tolerance);
+        CHECK(relative_gradient_error(x, Attention(orf<float>(6, 16, 7), AlibiPosition<float>(0.1f), options)) <=
+              tolerance);
+        CHECK(relative_gradient_error(x, Attention(TaylorFeatures<float>({.input_dim = 6, .directions = 3}), clipped(),
+                                                   {.direction = direction, .near = near})) <= tolerance);
       }
 }
 
@@ -68,7 +59,7 @@ TEST_CASE("the gradients of a near field with up to 150 channels and values, wit
   for (const auto& [d, d_v] : std::vector<std::pair<Index, Index>>{{150, 70}, {64, 64}}) {
     INFO(d << " channels");
     const PlanCase x{{.n_q = 70, .n_k = 70, .d_v = d_v}, {.engine = cuda::Engine::direct, .gradients = true}, d};
-    CHECK(error(x, Attention(orf<float>(d, 16, 7), clipped(), options)) <= 10 * tolerance);
+    CHECK(relative_gradient_error(x, Attention(orf<float>(d, 16, 7), clipped(), options)) <= 10 * tolerance);
   }
 }
 
@@ -95,35 +86,21 @@ TEST_CASE("the gradients of a near field of a grid agree with the CPU's", "[cuda
           {.n_q = n, .n_k = n, .d_v = 5}, {.engine = engine, .gradients = true, .tolerance = no_tolerance}, 6};
       const GridPosition<float> grid(5, 7, normal<float>(9, 13, 5), normal<float>(extra, extra + 2, 6));
       const Attention attention(orf<float>(6, 16, 7), grid, {.near = 2});
-      const Matrix<float> dy = normal<float>(n, 5, 9);
-      Saved<float> saved;
-      attention.forward(x.q, x.k, x.v, saved, {.tolerance = 1e-6});
-      const Gradients<float> expected = attention.backward(saved, dy), got = gradients_of(x, *x.plan(attention), dy);
-      Matrix<float> bias(got.bias.size(), 1);
-      bias << expected.bias.reshaped<Eigen::RowMajor>(), expected.extra.reshaped<Eigen::RowMajor>();
-      LargestDifference worst;
-      worst.compare("dq", got.queries, expected.queries, size(expected.queries));
-      worst.compare("dk", got.keys, expected.keys, size(expected.keys));
-      worst.compare("dv", got.values, expected.values, size(expected.values));
-      worst.compare("bias", got.bias, bias, size(bias));
-      CHECK(worst.value() <= tolerance);
+      CHECK(relative_gradient_error(x, attention) <= tolerance);
     }
 }
 
 TEST_CASE("heads with a near field may have different centrings and positions, and sequences different padding",
           "[cuda]") {
-  const Index batch = 2, heads = 2, n = 70, d = 6, d_v = 5, rows = batch * heads * n;
-  const Matrix<float> q = 0.5f * normal<float>(rows, d, 1) + Matrix<float>::Constant(rows, d, 0.3f),
-                      k = 0.5f * normal<float>(rows, d, 2), v = normal<float>(rows, d_v, 3),
-                      dy = normal<float>(rows, d_v, 4);
+  constexpr Index n = 70;
+  HeadsCase x({.batch = 2, .heads = 2, .n_q = n, .n_k = n, .d_v = 5}, 6);
+  x.q = 0.5f * x.q.array() + 0.3f, x.k *= 0.5f;
   using Map = Centred<PositiveFeatures<float>>;
   std::vector<Attention<Map, RelativePosition<float>>> attentions;
   cuda::AttentionModel model;
   for (std::uint64_t h = 0; h < 2; ++h) {
-    const auto of_head = [&](const Matrix<float>& x) {
-      return Matrix<float>(x.middleRows(static_cast<Index>(h) * n, n));
-    };
-    attentions.push_back({Map(orf<float>(d, 16, h), balance<float>(of_head(q), of_head(k)).constants),
+    const auto z = static_cast<Index>(h);
+    attentions.push_back({Map(orf<float>(6, 16, h), balance<float>(x.queries_of(x.q, z), x.keys_of(x.k, z)).constants),
                           RelativePosition<float>(normal_vector<float>(41, 10 + h)),
                           {.normalization = Normalization::none(), .near = 6}});
     const cuda::AttentionModel one = cuda::model_of(attentions.back());
@@ -131,49 +108,34 @@ TEST_CASE("heads with a near field may have different centrings and positions, a
     model.features.push_back(one.features[0]);
     model.positions.push_back(one.positions[0]);
   }
-  std::vector<unsigned char> key_mask(static_cast<std::size_t>(batch * n), 1);
-  for (std::size_t j = 50; j < 73; ++j) key_mask[j] = 0;
-  const DeviceArray<unsigned char> mask(key_mask);
-  const DeviceArray<float> dev_q(stored<float>(q)), dev_k(stored<float>(k)), dev_v(stored<float>(v)),
-      dev_dy(stored<float>(dy)), y(static_cast<std::size_t>(rows * d_v)), dq(static_cast<std::size_t>(rows * d)),
-      dk(static_cast<std::size_t>(rows * d)), dv(static_cast<std::size_t>(rows * d_v)), bias(2 * 41);
-  const auto view = [&](const DeviceArray<float>& a, Index channels) {
-    return cuda::DeviceMatrixView<float>(a.data(), batch, heads, n, channels);
-  };
-  const cuda::PlanCall call{.key_mask = reinterpret_cast<const bool*>(mask.data())};
-  const cuda::AttentionPlan<float> plan(model, {.batch = batch, .heads = heads, .n_q = n, .n_k = n, .d_v = d_v},
-                                        {.engine = cuda::Engine::direct, .gradients = true});
-  plan.forward(view(dev_q, d), view(dev_k, d), view(dev_v, d_v), view(y, d_v), call, nullptr);
-  plan.backward(view(dev_q, d), view(dev_k, d), view(dev_v, d_v), view(dev_dy, d_v),
-                {view(dq, d), view(dk, d), view(dv, d_v), bias.data()}, call, nullptr);
+  std::vector<unsigned char> key_mask(2 * n, 1);
+  std::fill(key_mask.begin() + 50, key_mask.begin() + 73, 0);
+  const cuda::AttentionPlan<float> plan(model, x.shape, {.engine = cuda::Engine::direct, .gradients = true});
+  const HeadsResults got = x.results(plan, KeyMask(key_mask).call());
   Matrix<float> all_bias = Matrix<float>::Zero(2, 41);
   LargestDifference worst;
-  for (Index z = 0; z < batch * heads; ++z) {
-    const auto of = [&](const Matrix<float>& x) { return Matrix<float>(x.middleRows(z * n, n)); };
-    const auto got = [&](const DeviceArray<float>& a, Index channels) {
-      return of(as_floats(a.fetch(), rows, channels));
-    };
-    const bool* own_mask = reinterpret_cast<const bool*>(key_mask.data()) + z / heads * n;
+  for (Index z = 0; z < x.matrices(); ++z) {
+    const bool* own_mask = reinterpret_cast<const bool*>(key_mask.data()) + z / 2 * n;
     Saved<float> saved;
-    const auto& attention = attentions[static_cast<std::size_t>(z % heads)];
-    const Matrix<float> expected_y =
-        attention.forward(of(q), of(k), of(v), saved, {.key_mask = {own_mask, static_cast<std::size_t>(n)}});
-    const Gradients<float> expected = attention.backward(saved, of(dy));
-    worst.compare("y", got(y, d_v), expected_y, size(v));
-    worst.compare("dq", got(dq, d), expected.queries, size(expected.queries));
-    worst.compare("dk", got(dk, d), expected.keys, size(expected.keys));
-    worst.compare("dv", got(dv, d_v), expected.values, size(expected.values));
-    all_bias.row(z % heads) += Eigen::Map<const Vector<float>>(expected.bias.data(), 41).transpose();
+    const auto& attention = attentions[static_cast<std::size_t>(z % 2)];
+    const Matrix<float> expected_y = attention.forward(x.queries_of(x.q, z), x.keys_of(x.k, z), x.keys_of(x.v, z),
+                                                       saved, {.key_mask = {own_mask, static_cast<std::size_t>(n)}});
+    const Gradients<float> expected = attention.backward(saved, x.queries_of(x.dy, z));
+    worst.compare("y", x.queries_of(got.y, z), expected_y, size(x.v));
+    worst.compare("dq", x.queries_of(got.dq, z), expected.queries, size(expected.queries));
+    worst.compare("dk", x.keys_of(got.dk, z), expected.keys, size(expected.keys));
+    worst.compare("dv", x.keys_of(got.dv, z), expected.values, size(expected.values));
+    all_bias.row(z % 2) += Eigen::Map<const Vector<float>>(expected.bias.data(), 41).transpose();
   }
-  worst.compare("bias", as_floats(bias.fetch(), 2, 41), all_bias, size(all_bias));
+  worst.compare("bias", got.parameters, all_bias, size(all_bias));
   CHECK(worst.value() <= tolerance);
 }
 
 TEST_CASE("the gradients of a near field support 16-bit storage", "[cuda]") {
   const PlanCase x{{.n_q = 90, .n_k = 90, .d_v = 5}, {.engine = cuda::Engine::direct, .gradients = true}, 6};
   const Attention attention(orf<float>(6, 16, 7), clipped(), {.near = 5});
-  CHECK(error<__half>(x, attention) <= 0x1p-11 + tolerance);
-  CHECK(error<__nv_bfloat16>(x, attention) <= 0x1p-8 + tolerance);
+  CHECK(relative_gradient_error<__half>(x, attention) <= 0x1p-11 + tolerance);
+  CHECK(relative_gradient_error<__nv_bfloat16>(x, attention) <= 0x1p-8 + tolerance);
 }
 
 }  // namespace nprf::test::cuda_attention_exact_backward

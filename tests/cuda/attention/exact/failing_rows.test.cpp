@@ -19,18 +19,6 @@ constexpr double eps = static_cast<double>(std::numeric_limits<float>::epsilon()
 
 RelativePosition<float> clipped() { return RelativePosition<float>(normal_vector<float>(41, 5)); }
 
-// the largest difference of any gradient from the CPU's, relative to the largest entry of that gradient
-template <class F, class P>
-double relative_difference(const PlanCase& x, const Attention<F, P>& attention) {
-  const Matrix<float> dy = normal<float>(x.shape.n_q, x.shape.d_v, 9);
-  Saved<float> saved;
-  attention.forward(x.q, x.k, x.v, saved, {.offset = x.shape.offset, .tolerance = 1e-6});
-  const Gradients<float> expected = attention.backward(saved, dy), got = gradients_of(x, *x.plan(attention), dy);
-  const auto size = [](const auto& a) { return static_cast<double>(a.cwiseAbs().maxCoeff()); };
-  return difference(got, expected,
-                    {size(expected.queries), size(expected.keys), size(expected.values), size(expected.bias)});
-}
-
 }  // namespace
 
 TEST_CASE("rows whose terms cancel are computed by exact softmax, and counted as on the CPU", "[cuda]") {
@@ -56,7 +44,7 @@ TEST_CASE("rows whose terms cancel are computed by exact softmax, and counted as
       CHECK(counts.empty_rows == report.empty_rows);
       // exponents up to radius^2, and terms of features that are up to 16 times their sum
       CHECK(x.error(attention) <= 16 * 20 * eps);
-      CHECK(relative_difference(x, attention) <= 16 * 40 * eps);
+      CHECK(relative_gradient_error(x, attention) <= 16 * 40 * eps);
     }
 }
 

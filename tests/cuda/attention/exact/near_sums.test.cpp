@@ -22,15 +22,6 @@ constexpr double tolerance = 40 * static_cast<double>(std::numeric_limits<float>
 
 constexpr double no_tolerance = std::numeric_limits<double>::infinity();
 
-/// The error of y without what an FFT may have added to it, for plans whose rows may not fail the FFT error bound.
-template <class F, class P>
-double error(const PlanCase& x, const Attention<F, P>& attention) {
-  const auto plan = x.plan(attention);
-  cuda::Counts counts{};
-  x.result(*plan, {}, &counts);
-  return x.error(attention, *plan) - static_cast<double>(counts.fft_error_bound);
-}
-
 RelativePosition<float> clipped(Index reach = 20) {
   return RelativePosition<float>(normal_vector<float>(2 * reach + 1, 5));
 }
@@ -48,11 +39,12 @@ TEST_CASE("a near field agrees with the CPU's for every engine", "[cuda]") {
         const AttentionOptions options{.direction = direction, .normalization = Normalization::unit(2), .near = near};
         const PlanCase x{
             {.n_q = 90, .n_k = 130, .d_v = 5, .offset = 3}, {.engine = engine, .tolerance = no_tolerance}, 6};
-        CHECK(error(x, Attention(orf<float>(6, 16, 7), clipped(), options)) <= tolerance);
-        CHECK(error(x, Attention(orf<float>(6, 16, 7), NoPosition<float>(), options)) <= tolerance);
+        CHECK(x.error_beyond_fft(Attention(orf<float>(6, 16, 7), clipped(), options)) <= tolerance);
+        CHECK(x.error_beyond_fft(Attention(orf<float>(6, 16, 7), NoPosition<float>(), options)) <= tolerance);
         const PlanCase wide{
             {.n_q = 200, .n_k = 70, .d_v = 70, .offset = -20}, {.engine = engine, .tolerance = no_tolerance}, 40};
-        CHECK(error(wide, Attention(orf<float>(40, 16, 7), AlibiPosition<float>(0.1f), options)) <= tolerance);
+        CHECK(wide.error_beyond_fft(Attention(orf<float>(40, 16, 7), AlibiPosition<float>(0.1f), options)) <=
+              tolerance);
       }
 }
 
@@ -62,14 +54,14 @@ TEST_CASE("a near field works with all feature maps that estimate exp", "[cuda]"
     const AttentionOptions near{.near = 5}, scaled{.normalization = Normalization::none(), .near = 5};
     INFO(name(engine));
     for (const AttentionOptions& options : {near, scaled}) {
-      CHECK(error(x, Attention(orf<float>(6, 16, 7), clipped(), options)) <= tolerance);
-      CHECK(error(x, Attention(HyperbolicFeatures<float>({.input_dim = 6, .num_features = 9}), clipped(), options)) <=
-            tolerance);
-      CHECK(error(x, Attention(TaylorFeatures<float>({.input_dim = 6, .directions = 3}), clipped(), options)) <=
-            tolerance);
+      CHECK(x.error_beyond_fft(Attention(orf<float>(6, 16, 7), clipped(), options)) <= tolerance);
+      CHECK(x.error_beyond_fft(Attention(HyperbolicFeatures<float>({.input_dim = 6, .num_features = 9}), clipped(),
+                                         options)) <= tolerance);
+      CHECK(x.error_beyond_fft(
+                Attention(TaylorFeatures<float>({.input_dim = 6, .directions = 3}), clipped(), options)) <= tolerance);
     }
-    CHECK(error(x, Attention(TrigonometricFeatures<float>({.input_dim = 6, .num_features = 200}), clipped(), near)) <=
-          10 * tolerance);
+    CHECK(x.error_beyond_fft(Attention(TrigonometricFeatures<float>({.input_dim = 6, .num_features = 200}), clipped(),
+                                       near)) <= 10 * tolerance);
   }
 }
 
@@ -81,8 +73,8 @@ TEST_CASE("a near field of a grid is a square of cells", "[cuda]") {
           const Index n = extra + 9 * 11;
           INFO(name(engine) << ", " << extra << " extra tokens, near " << near);
           const PlanCase x{{.n_q = n, .n_k = n, .d_v = 5}, {.engine = engine, .tolerance = no_tolerance}, 6};
-          CHECK(error(x, Attention(orf<float>(6, 16, 7), grid(9, 11, extra), {.direction = direction, .near = near})) <=
-                tolerance);
+          CHECK(x.error_beyond_fft(Attention(orf<float>(6, 16, 7), grid(9, 11, extra),
+                                             {.direction = direction, .near = near})) <= tolerance);
         }
 }
 
@@ -94,7 +86,7 @@ TEST_CASE("near pairs whose weights are far above those of features do not overf
       x.q *= size;
       INFO(name(engine) << ", norms of about " << size * 2.4);
       const Attention attention(orf<float>(6, 16, 7), clipped(), {.normalization = Normalization::none(), .near = 3});
-      CHECK(error(x, attention) <= size * size * tolerance);
+      CHECK(x.error_beyond_fft(attention) <= size * size * tolerance);
     }
 }
 
@@ -105,8 +97,8 @@ TEST_CASE("padding and non-finite keys of a near field affect only the rows that
     PlanCase x{{.n_q = 200, .n_k = 200, .d_v = 5}, {.engine = engine}, 6};
     std::vector<unsigned char> mask(200, 1);
     mask[77] = mask[90] = 0;
-    const DeviceArray<unsigned char> key_mask(mask);
-    const cuda::PlanCall call{.key_mask = reinterpret_cast<const bool*>(key_mask.data())};
+    const KeyMask of_keys(mask);
+    const cuda::PlanCall call = of_keys.call();
     const auto plan = x.plan(causal);
     x.k.row(77).setConstant(nan);
     const Matrix<float> before = x.result(*plan, call);
