@@ -41,8 +41,10 @@ struct DrawnProjection {
   Vector<T> offsets;
 };
 
-/// Draws the rows in double, tilts them, and rounds the result to T. Throws InvalidArgument as draw_untilted_rows does,
-/// and for a tilt whose axes are not d x d, or with an a_l that is not below 1/4.
+/// Draws the rows in double, applies options.tilt (tilt.hpp), and rounds the result to T. Throws InvalidArgument if
+/// input_dim or num_features is below 1 or their product overflows, for a projection that is not one of the
+/// enumerators, and for a tilt that is not finite, whose axes are neither empty nor d x d, that has not one a_l for
+/// each axis, or an a_l that is not below 1/4.
 template <Real T>
 DrawnProjection<T> draw_tilted_projection(const FeatureOptions& options);
 

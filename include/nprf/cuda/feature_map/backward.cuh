@@ -339,7 +339,7 @@ class FeatureGradients {
 
   // ---- this thread's entries: quads of tokens m_row + i and channels k0 + j
 
-  // of[i][j]: the entries of a tile (d_padded,tile)
+  // this thread's entries of a tile (channels,tokens): of[i][j] is channel k0 + j of token m_row + i
   struct Quad {
     float of[4][4];
   };

@@ -199,8 +199,8 @@ inline std::vector<float> centring_values(const std::vector<FeatureModel>& maps,
   return all;
 }
 
-/// The constants of quadratic features in the layout of DeviceQuadratic: for each map log_scale, mean_square (second)
-/// and curvature (d). Empty for other features.
+/// The constants of quadratic features in the layout of DeviceQuadratic: for each map log_scale, mean_square
+/// (FeatureModel::second numbers) and curvature (d). Empty for other features.
 inline std::vector<float> quadratic_values(const std::vector<FeatureModel>& maps) {
   std::vector<float> all;
   for (const FeatureModel& one : maps) {

@@ -13,9 +13,10 @@ namespace nprf::cuda {
 /// parameters[index[lag]], or of b[lag] = -parameters[0] |lag|. Sums are in double, in a fixed order.
 struct ParameterGradientTask {
   const float* db;       // [position, size]
-  const float* moments;  // [before or after, position]: for a linear bias, sums of |lag - edge| db[lag] over the lags
-                         // before the band or after it, whose gradients db has as one sum at the lag next to the band,
-                         // the edge (toeplitz/backward/lags_tiled.cuh); null: no such sums
+  const float* moments;  // [tail before or after, position]: for a linear bias whose table has tails
+                         // (toeplitz/backward/lags_tiled.cuh), the sum of |lag - edge| dL/db[lag] over the lags of the
+                         // tail. The edge is the tail's innermost lag; db[edge] is the sum of dL/db over the tail.
+                         // null: there are no tails
   const std::int32_t* order;  // [size]: indices of db sorted by parameter; null if the bias is linear
   const std::int32_t* start;  // [count + 1]: where the indices of each parameter begin in `order`
   int count, size, first;     // count: parameters of a position; first: the lag of db[0], without the offset

@@ -31,7 +31,7 @@ class DiagonalBlocks {
   }
 
   /// Writes the product of the diagonal blocks to Y, which has one row for each slot of the queries. The factors have
-  /// one row for each place (levels.hpp).
+  /// one row for each place (CausalAxis).
   void contract(const Factors<T>& x, const RunningKeyMax<T>& key_max, MatrixRef<T> Y, const Team& team) const {
     team.run((m_axis.queries.end + strip - 1) / strip, [&](Index task, Workspace& scratch) {
       const Index first = task * strip, end = std::min(first + strip, m_axis.queries.end);

@@ -27,7 +27,7 @@ namespace nprf::cuda {
 /// that are added to the list here, because their D is zero, underflows or is infinite, though they attend to a key.
 template <Storage S>
 struct GradientColumnsTask {
-  Operand<S> dy;     // (n_q,p)
+  Operand<S> dy;     // (n_q,p), p = d_v
   CheckedSums sums;  // of the forward product
   bool positive;     // whether the features are positive
   Columns<S> V;      // (n_k,p + 1)
