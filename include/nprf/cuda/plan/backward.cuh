@@ -107,8 +107,9 @@ class Backward {
     Sums extra_dA;  // the parts of dA after the first one, in recomputed rows
   };
   Arrays take(const ForwardParts<S>& forward, Scratch& scratch) const {
-    const auto& [model, product, checked_product, exact] = forward;
-    const Product<S>& Y = in_float(product);
+    const DeviceModel& model = forward.model;
+    const ExactPlan<S>& exact = forward.exact;
+    const Product<S>& Y = in_float(forward.product);
     const int z = model.z(), r = model.r(), p = model.d_v(), tokens_q = Y.stride(model.n_q()),
               tokens_k = Y.stride(model.n_k());
     Arrays arrays{};
@@ -143,11 +144,11 @@ class Backward {
         [&](Scratch& area) {
           if (computes_tensor_Y(forward)) {
             arrays.Y = Y.take_states(area);
-            arrays.tensor_Y = product.take(area);
+            arrays.tensor_Y = forward.product.take(area);
           } else {
             arrays.Y = Y.take(area);
           }
-          arrays.checks = checked_product.take(area, arrays.recomputed, arrays.rows, counters);
+          arrays.checks = forward.checked_product.take(area, arrays.recomputed, arrays.rows, counters);
           arrays.lags = m_lags.take(area);
           if (!m_is_tiled) arrays.correlation = m_correlation.take(area);
         },
