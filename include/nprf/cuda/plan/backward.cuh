@@ -11,6 +11,7 @@
 #include "nprf/cuda/device/device_matrix.hpp"
 #include "nprf/cuda/device/runtime.hpp"
 #include "nprf/cuda/device/scratch.hpp"
+#include "nprf/cuda/plan/backward_inputs.cuh"
 #include "nprf/cuda/plan/device_model.cuh"
 #include "nprf/cuda/plan/exact_pairs.cuh"
 #include "nprf/cuda/plan/options.cuh"
@@ -29,22 +30,6 @@
 #endif
 
 namespace nprf::cuda {
-
-/// The inputs of AttentionPlan::backward.
-template <Storage S>
-struct BackwardInputs {
-  DeviceMatrixView<const S> q, k, v, dy;
-  const bool* key_mask;  // [batch, n_k]: false is padding; null: no padding
-};
-
-/// The parts of a plan that its backward pass uses.
-template <Storage S>
-struct ForwardParts {
-  const DeviceModel& model;
-  const Product<S>& product;
-  const CheckedProduct<S>& checked_product;
-  const ExactPlan<S>& exact;
-};
 
 #if NPRF_CUDA_GRADIENTS
 /// Computes the gradients of y = N / D, where [N D] = Y = ((A B^T) o C) U and U = [V 1], from G = dL/dY: by three
