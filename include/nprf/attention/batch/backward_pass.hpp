@@ -191,9 +191,9 @@ class BackwardPass {
     m_exact.dk.setZero();
     const LagProblem<T>& problem = m_position.problem();
     const FieldGradients<T> out{m_exact.dq, m_exact.dk, m_factors.dU, db};
-    for_each_field(problem, m_keys, q, k, m_team, [&](const auto& field) {
-      field.add_gradients(U, rows_of_engine().G, log_scales, m_scaled.exponents(), out);
-    });
+    const MatrixView<T> G = rows_of_engine().G;
+    for_each_field(problem, m_keys, q, k, m_team,
+                   [&](const auto& field) { field.add_gradients(U, G, log_scales, m_scaled.exponents(), out); });
     if (!m_saved.softmax_rows.empty())
       SoftmaxRows<T>(m_saved.softmax_rows, problem, m_keys, q, k, m_team)
           .backward(U, m_scaled.G(), log_scales, m_scaled.exponents(), out);

@@ -198,7 +198,7 @@ class ForwardPass {
   }
 
   void recompute_by_softmax(std::span<const Index> rows) {
-    if (!m_rows.row_log_scales) m_rows.take_row_log_scales();
+    if (!m_rows.row_log_scales) m_rows.row_log_scales = m_rows.zero_log_scales();
     exact_pairs().for_each_softmax_row(rows, [this](Index i, std::span<T> y, double log_scale) {
       std::ranges::copy(y, writable_row(m_y, i).begin());
       m_product.D()[i] = 1;

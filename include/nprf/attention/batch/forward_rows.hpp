@@ -67,7 +67,7 @@ struct ForwardRows {
         k_scale(storage.vector(keys.count(), &Saved::keys, &Saved::Rows::scale)),
         q(head.normalize(x.q, q_scale, team)),
         k(head.normalize(rows_of(keys, x.k, team), k_scale, team)),
-        row_log_scales(is_exact_fallback() ? take_row_log_scales() : nullptr),
+        row_log_scales(is_exact_fallback() ? zero_log_scales() : nullptr),
         key_log_scales(scaled_key_features<T>(head.features, k.rows(), Head<T>::as_span(k_scale), B, team)),
         non_finite(position, keys, B, key_log_scales, team) {
     compute_query_features();
@@ -83,11 +83,11 @@ struct ForwardRows {
   /// Whether rows that fail their error bound are recomputed by exact softmax, and not from their features.
   bool is_exact_fallback() const { return has_exact_pairs() || head.features.is_series(); }
 
-  /// Allocates row_log_scales in the workspace, and sets them to zeros.
-  double* take_row_log_scales() {
-    row_log_scales = team.workspace().template take<double>(n_q());
-    std::fill_n(row_log_scales, n_q(), 0.0);
-    return row_log_scales;
+  /// n_q zeros in the workspace.
+  double* zero_log_scales() const {
+    double* zeros = team.workspace().template take<double>(n_q());
+    std::fill_n(zeros, n_q(), 0.0);
+    return zeros;
   }
 
   /// The normalised queries (n_q,d), in `saved`, or in the workspace if nothing is saved.

@@ -75,7 +75,7 @@ class RowTiles {
     toeplitz::GradientRefs<T> factors{out.dA, out.dB, out.dU, Eigen::Map<Vector<T>>(nullptr, 0)};
     out.dA.setZero();
     const auto add_db = [&](const toeplitz::PairRow<T>& pairs, T* share) {
-      const auto of = [=](Index j) { return pairs.C[j] == T(0) ? T(0) : pairs.S[j] * pairs.P[j] * pairs.C[j]; };
+      const auto of = [=](Index j) { return pairs.log_weight_gradient(j); };
       m_biases.add_gradient(pairs.i, pairs.j0, pairs.count, of, out.db, share);
     };
     out.db.add(toeplitz::TiledProduct<T>(x, m_weights).add_gradients(G, factors, out.db.size(), m_team, add_db));

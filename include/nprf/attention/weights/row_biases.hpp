@@ -55,9 +55,11 @@ class RowBiases {
     m_best =
         std::find(m_x.log_weights, m_x.log_weights + m_x.lags.size(), largest_of(m_x.log_weights, m_x.lags.size())) -
         m_x.log_weights;
-    m_table = team.workspace().template take<T>(m_x.lags.size());
-    for (Index k = 0; k < m_x.lags.size(); ++k)
-      m_table[k] = static_cast<T>(m_x.log_weights[k] - m_x.log_weights[m_best]);
+    if (has_table()) {
+      m_table = team.workspace().template take<T>(m_x.lags.size());
+      for (Index k = 0; k < m_x.lags.size(); ++k)
+        m_table[k] = static_cast<T>(m_x.log_weights[k] - m_x.log_weights[m_best]);
+    }
     team.run_tiles(rows.count(), [&](Index i0, Index count, Workspace&) {
       for (Index i = i0; i < i0 + count; ++i) {
         m_largest[i] = largest_bias(i);
@@ -146,11 +148,14 @@ class RowBiases {
     return query(i) < m_x.queries.outside ? end : std::clamp(m_keys.outside, j0, end);
   }
 
+  bool has_table() const {
+    return m_is_narrow && !m_log_scales && m_best < m_x.lags.size() && m_x.log_weights[m_best] > never;
+  }
   // whether the biases of row i and keys first..last-1 are adjacent entries of the table
   bool is_in_table(Index i, Index first, Index last) const {
     const Largest& largest = m_largest[i];
-    return !m_log_scales && m_is_narrow && !m_keys.slots.at && first < last && !largest.outside &&
-           first >= m_keys.outside && m_x.log_weights[largest.lag - m_x.lags.first] == m_x.log_weights[m_best];
+    return has_table() && !m_keys.slots.at && first < last && !largest.outside && first >= m_keys.outside &&
+           m_x.log_weights[largest.lag - m_x.lags.first] == m_x.log_weights[m_best];
   }
 
   // a row that attends to no key has its range at that of the row after it
@@ -275,8 +280,8 @@ class RowBiases {
   RowSubset m_rows;
   Largest* m_largest;         // (rows)
   Index m_best;               // where the largest log-weight is
-  T* m_table;                 // (lags) the log-weights minus that one
-  bool m_is_narrow = true;    // no bias is far from the largest
+  T* m_table = nullptr;       // (lags) the log-weights minus that one; null unless has_table()
+  bool m_is_narrow = true;    // all log-weights are above -few, or -infinity
   bool m_has_border = false;  // a pair attends of which a token has no slot
 };
 

@@ -170,6 +170,9 @@ template <Real T>
 struct PairRow {
   Index i, j0, count;
   const T *S, *P, *C;
+
+  /// C o dC = S o P o C of key j0 + j: the gradient of the logarithm of its weight; 0 if the weight is 0.
+  T log_weight_gradient(Index j) const { return C[j] == T(0) ? T(0) : S[j] * P[j] * C[j]; }
 };
 
 // forward: S = A B^T, Y = (S o C) U; so with P = G U^T: dA = (P o C) B, dB = (P o C)^T A, dU = (S o C)^T G, dC = S o P

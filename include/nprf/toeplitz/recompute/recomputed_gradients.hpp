@@ -121,8 +121,7 @@ class RecomputedGradients {
         TiledProduct<T>(m_x, weights).add_gradients(m_G, m_out, lags, m_team, [&](const PairRow<T>& pairs, T* share) {
           const Slots &q = m_x.queries.slots, &k = m_x.keys.slots;
           for (Index j = 0; lags > 0 && j < pairs.count; ++j)
-            share[k[pairs.j0 + j] - q[pairs.i] - first] +=
-                pairs.C[j] == T(0) ? T(0) : pairs.S[j] * pairs.P[j] * pairs.C[j];
+            share[k[pairs.j0 + j] - q[pairs.i] - first] += pairs.log_weight_gradient(j);
         });
     for (Index l = 0; l < lags; ++l)
       if (const T c = m_weights.at_lag(first + l); c > T(0)) {
