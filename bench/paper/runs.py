@@ -6,6 +6,8 @@ a changed setting runs anew. REVISION is counted up when code changes what resul
 are in the folder `results`, a file for each experiment, so that the page can be written again and get more rows.
 """
 
+import concurrent.futures
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -15,6 +17,8 @@ import multiprocessing
 import os
 import pathlib
 import platform
+import queue
+import signal
 import sys
 import threading
 import time
@@ -92,12 +96,13 @@ def _save(run, result, seconds):
     partial.replace(run.path)
 
 
-_queue: Any = None  # of a worker: where its progress goes
+_messages: Any = None  # of a worker: where its progress goes
 
 
-def _start(queue, threads):
-    global _queue
-    _queue = queue
+def _start(messages, threads):
+    global _messages
+    _messages = messages
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once
     import torch
 
     torch.set_num_threads(threads)
@@ -127,11 +132,10 @@ def _work(run):
         nonlocal last
         if time.monotonic() - last > 0.5:
             last = time.monotonic()
-            _queue.put((run.path.name, done / of))
+            _messages.put((run.path.name, done / of))
 
     perform(run, progress)
-    _queue.put((run.path.name, 1.0))
-    return run
+    _messages.put((run.path.name, 1.0))
 
 
 class Bar:
@@ -175,19 +179,22 @@ def run_all(title, runs, jobs, alone=False, but_committed=False):
     threads = 1 if alone else max(1, (os.cpu_count() or 1) // jobs)
     os.environ["OMP_NUM_THREADS"] = str(threads)  # which libraries of the workers read when they are loaded
     context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
+    messages = context.Queue()
+    ended = threading.Event()
 
     def show():
-        for name, part in iter(queue.get, None):
-            bar.update(name, part)
+        while not (ended.is_set() and messages.empty()):
+            with contextlib.suppress(queue.Empty):
+                bar.update(*messages.get(timeout=0.1))
 
     reader = threading.Thread(target=show, daemon=True)
     reader.start()
     try:
-        with context.Pool(jobs, _start, (queue, threads)) as pool:
-            for _ in pool.imap_unordered(_work, todo):
+        # workers end by themselves, after their last message; one that is killed is an error here, not a wait for ever
+        with concurrent.futures.ProcessPoolExecutor(jobs, context, _start, (messages, threads)) as pool:
+            for _ in pool.map(_work, todo):
                 pass
-    finally:
-        queue.put(None)
+        ended.set()
         reader.join()
+    finally:
         bar.close()

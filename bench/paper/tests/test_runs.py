@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
 import io
+import os
+from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 import torch
@@ -33,6 +35,18 @@ def test_an_interrupted_experiment_goes_on(cache):
     runs.run_all("theory", planned, jobs=2)
     assert planned[-1].result()["seconds"] >= 0
     assert [run.path.stat().st_mtime_ns for run in planned[:-1]] == written
+
+
+class Exits(dict):
+    """Settings whose reader exits."""
+
+    def __reduce__(self):
+        return os._exit, (1,)
+
+
+def test_a_worker_that_is_killed_is_an_error(cache):
+    with pytest.raises(BrokenProcessPool):
+        runs.run_all("toy", [runs.Run("theory", Exits(), 0)], jobs=1)
 
 
 def test_committed_results_are_found_on_request_and_only_missing_runs_are_run(cache):
