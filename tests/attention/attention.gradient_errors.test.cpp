@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -20,12 +18,6 @@
 namespace nprf::test::attention_gradient_errors {
 
 namespace {
-
-std::vector<Engine> fft_engines() {
-  std::vector<Engine> all = engines();
-  std::erase_if(all, [](Engine engine) { return !is_fft(engine); });
-  return all;
-}
 
 Index recomputed(const GradientReport& report) {
   return report.recomputed_queries + report.recomputed_keys + report.recomputed_lags;
@@ -83,9 +75,7 @@ TEMPLATE_TEST_CASE("gradients are exact for values and dy of any power of two", 
   for (const Engine engine : engines()) {
     const Attention attention(prf<T>(d, 8, 7), table, {.direction = Direction::causal, .engine = engine});
     const auto gradients = [&](const Matrix<T>& values, const Matrix<T>& of_y) {
-      Saved<T> saved;
-      attention.forward(q, k, values, saved);
-      return attention.backward(saved, of_y);
+      return both_passes(attention, {q, k, values}, of_y).g;
     };
     const Gradients<T> expected = gradients(v, dy);
     const auto is_near = [&](const Matrix<T>& got, const Matrix<T>& to) {
@@ -123,9 +113,7 @@ TEMPLATE_TEST_CASE("small features beside large ones do not overflow gradients",
   const Matrix<T> v = normal<T>(3, 2, 1), dy = normal<T>(1, 2, 2);
   const Attention attention(EluFeatures<T>(2), RelativePosition<T>(Vector<T>::Zero(3)),
                             {.normalization = Normalization::none()});
-  Saved<T> saved;
-  attention.forward(q, k, v, saved);
-  const Gradients<T> g = attention.backward(saved, dy);
+  const Gradients<T> g = both_passes(attention, {q, k, v}, dy).g;
   // all keys are equal, so that y is the mean for any query
   CHECK(g.queries.isZero(8 * epsilon<T>));
   CHECK((g.keys.allFinite() && g.values.isApprox((Matrix<T>::Ones(3, 1) * dy) / T(3))));
@@ -149,9 +137,7 @@ TEST_CASE("small weights beside large features of a map without factors do not u
       const auto by = [&]<class T>(const Tokens<T>& tokens, const Matrix<T>& of_rows, Engine engine) {
         const Attention attention(EluFeatures<T>(d), RelativePosition<T>(Vector<T>(table.cast<T>())),
                                   {.direction = Direction::causal, .engine = engine});
-        Saved<T> saved;
-        attention.forward(tokens.q, tokens.k, tokens.v, saved, call);
-        return attention.backward(saved, of_rows);
+        return both_passes(attention, tokens, of_rows, call).g;
       };
       const Gradients<double> expected = by(in_double(x), Matrix<double>(dy.cast<double>()), Engine::direct);
       for (const Engine engine : engines()) {

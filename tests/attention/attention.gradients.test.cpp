@@ -36,29 +36,16 @@ struct Squares {
   }
 };
 
-// compares all gradients of L = <weights, y> with central differences
+// checks all gradients for a position with these parameters
 template <class F, class Make>
 void check_gradients(const F& features, const Vector<double>& parameters, Make&& position,
                      const AttentionOptions& options, const Sizes& s) {
   const Tokens<double> x = random_tokens<double>(s.n_q, s.n_k, d, s.d_v);
-  const Matrix<double> weights = normal<double>(s.n_q, s.d_v, 77);
-  const auto loss = [&](const Matrix<double>& q, const Matrix<double>& k, const Matrix<double>& v,
-                        const Vector<double>& b) {
-    const Attention attention(features, position(b), options);
-    return attention(q, k, v, {.offset = s.offset}).cwiseProduct(weights).sum();
-  };
-  const Attention attention(features, position(parameters), options);
-  Saved<double> saved;
-  const Matrix<double> y = attention.forward(x.q, x.k, x.v, saved, {.offset = s.offset});
-  CHECK(same_bits<double>(y, attention(x.q, x.k, x.v, {.offset = s.offset})));
-  const Gradients<double> g = attention.backward(saved, weights);
   INFO(std::string(name(options.engine)) << (options.direction == Direction::causal ? " causal" : "") << " n_q "
                                          << s.n_q << " n_k " << s.n_k << " offset " << s.offset << " radius "
                                          << options.normalization.radius());
-  CHECK(difference_error(x.q, g.queries, [&](const auto& q) { return loss(q, x.k, x.v, parameters); }) <= 1e-6);
-  CHECK(difference_error(x.k, g.keys, [&](const auto& k) { return loss(x.q, k, x.v, parameters); }) <= 1e-6);
-  CHECK(difference_error(x.v, g.values, [&](const auto& v) { return loss(x.q, x.k, v, parameters); }) <= 1e-6);
-  CHECK(difference_error(parameters, g.bias, [&](const auto& b) { return loss(x.q, x.k, x.v, b); }) <= 1e-6);
+  const auto make = [&](const Matrix<double>& b) { return Attention(features, position(b.col(0)), options); };
+  check_differences(make, parameters, x, normal<double>(s.n_q, s.d_v, 77), {.offset = s.offset});
 }
 
 template <class F>
@@ -117,12 +104,10 @@ TEST_CASE("gradients of rows whose weights underflow are central differences", "
   for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
     const AttentionOptions options{direction, Normalization::unit(1), Engine::direct};
     const Tokens<double> x = random_tokens<double>(n, n, d, 2);
-    Saved<double> saved;
-    Report report;
     const Attention attention(orf<double>(d, 5, 7), relative(b), options);
-    attention.forward(x.q, x.k, x.v, saved, {.report = &report});
-    REQUIRE(report.repaired_rows > 5);
-    REQUIRE(attention.backward(saved, Matrix<double>::Random(n, 2)).queries.row(2).norm() > 1e-3);
+    const Passes<double> out = both_passes(attention, x, Matrix<double>::Random(n, 2));
+    REQUIRE(out.report.repaired_rows > 5);
+    REQUIRE(out.g.queries.row(2).norm() > 1e-3);
     check_gradients(orf<double>(d, 5, 7), b, relative, options, {n, n, 2, 0});
   }
 }
@@ -133,9 +118,7 @@ TEST_CASE("the gradients of the biases sum to 0, because a common offset changes
   for (const Engine engine : engines()) {
     const Attention attention(orf<float>(d, 8, 7), RelativePosition<float>(normal_vector<float>(2 * n - 1, 3)),
                               {.engine = engine});
-    Saved<float> saved;
-    attention.forward(x.q, x.k, x.v, saved);
-    const Gradients<float> g = attention.backward(saved, normal<float>(n, 5, 9));
+    const Gradients<float> g = both_passes(attention, x, normal<float>(n, 5, 9)).g;
     INFO(std::string(name(engine)));
     // each of the 2n - 1 sums has the rounding errors of n terms
     CHECK(std::abs(g.bias.cast<double>().sum()) <=
@@ -171,9 +154,7 @@ TEST_CASE("in float each gradient is the adjoint of the derivative of attention"
         return (loss(q * h, k * h, v * h, t * h) - loss(-q * h, -k * h, -v * h, -t * h)) / (2 * h);
       };
       const Attention attention(PositiveFeatures<float>(rows), position(b), options);
-      Saved<float> saved;
-      attention.forward(x.q, x.k, x.v, saved);
-      const Gradients<float> g = attention.backward(saved, dy);
+      const Gradients<float> g = both_passes(attention, x, dy).g;
       const auto check = [&](const char* name, const Matrix<float>& dx, const Matrix<double>& along, double expected) {
         INFO(std::string(nprf::name(engine)) << (direction == Direction::causal ? " causal, " : ", ") << name);
         const double got = dx.cast<double>().cwiseProduct(along).sum();
@@ -192,9 +173,7 @@ TEST_CASE("a zero query and a query that attends to no key have the gradient 0",
   x.q.row(2).setZero();
   x.k.row(4).setZero();
   const Attention attention(orf<double>(d, 5, 7), AlibiPosition<double>(0.1), {.direction = Direction::causal});
-  Saved<double> saved;
-  attention.forward(x.q, x.k, x.v, saved, {.offset = -1});
-  const Gradients<double> g = attention.backward(saved, normal<double>(6, 2, 9));
+  const Gradients<double> g = both_passes(attention, x, normal<double>(6, 2, 9), {.offset = -1}).g;
   CHECK(g.queries.row(2).isZero(0));
   CHECK(g.keys.row(4).isZero(0));
   CHECK(g.queries.row(0).isZero(0));  // position -1 precedes all keys
@@ -211,11 +190,7 @@ TEST_CASE("a non-finite query that attends to no key changes no gradient", "[att
       Tokens<double> x = random_tokens<double>(n, n, d, 2);
       const Attention attention(orf<double>(d, 5, 7), RelativePosition<double>(normal_vector<double>(9, 3)),
                                 {.direction = Direction::causal, .engine = engine});
-      const auto gradients = [&] {
-        Saved<double> saved;
-        attention.forward(x.q, x.k, x.v, saved, {.offset = -2});
-        return attention.backward(saved, normal<double>(n, 2, 9));
-      };
+      const auto gradients = [&] { return both_passes(attention, x, normal<double>(n, 2, 9), {.offset = -2}).g; };
       const Gradients<double> finite = gradients();
       x.q(1, 2) = hole;
       const Gradients<double> g = gradients();
@@ -239,30 +214,27 @@ TEST_CASE("a table for more tokens has gradients in its middle; one for fewer su
   for (const Engine engine : engines())
     for (const Direction direction : {Direction::bidirectional, Direction::causal})
       for (const Index offset : {0, -2}) {
-        const auto run = [&](const Vector<double>& table, Gradients<double>& g) {
+        const auto run = [&](const Vector<double>& table) {
           const Attention attention(orf<double>(d, 5, 7), RelativePosition<double>(table),
                                     {.direction = direction, .engine = engine});
-          Saved<double> saved;
-          const Matrix<double> y = attention.forward(x.q, x.k, x.v, saved, {.offset = offset});
-          g = attention.backward(saved, dy);
-          return y;
+          return both_passes(attention, x, dy, {.offset = offset});
         };
-        Gradients<double> whole, cut, clipped, full;
+        const Passes<double> whole = run(b), cut = run(middle), clipped = run(few), full = run(extended);
         INFO(std::string(name(engine)) << (direction == Direction::causal ? " causal" : "") << " offset " << offset);
-        CHECK(same_bits<double>(run(b, whole), run(middle, cut)));
-        CHECK(same_bits<double>(whole.queries, cut.queries));
-        CHECK(same_bits<double>(whole.keys, cut.keys));
-        REQUIRE(whole.bias.rows() == 59);
-        CHECK(same_bits<double>(whole.bias.middleRows(29 - 11, 23), cut.bias));
-        CHECK(all_zero(whole.bias.topRows(29 - 11)));
-        CHECK(all_zero(whole.bias.bottomRows(29 - 11)));
+        CHECK(same_bits<double>(whole.y, cut.y));
+        CHECK(same_bits<double>(whole.g.queries, cut.g.queries));
+        CHECK(same_bits<double>(whole.g.keys, cut.g.keys));
+        REQUIRE(whole.g.bias.rows() == 59);
+        CHECK(same_bits<double>(whole.g.bias.middleRows(29 - 11, 23), cut.g.bias));
+        CHECK(all_zero(whole.g.bias.topRows(29 - 11)));
+        CHECK(all_zero(whole.g.bias.bottomRows(29 - 11)));
 
-        CHECK(same_bits<double>(run(few, clipped), run(extended, full)));
-        CHECK(same_bits<double>(clipped.queries, full.queries));
-        CHECK(same_bits<double>(clipped.keys, full.keys));
+        CHECK(same_bits<double>(clipped.y, full.y));
+        CHECK(same_bits<double>(clipped.g.queries, full.g.queries));
+        CHECK(same_bits<double>(clipped.g.keys, full.g.keys));
         Matrix<double> collected = Matrix<double>::Zero(7, 1);
-        for (Index l = 0; l < 23; ++l) collected(std::clamp<Index>(l - 11 + 3, 0, 6), 0) += full.bias(l, 0);
-        CHECK(worst_ratio(clipped.bias, collected, 23 * epsilon<double> * full.bias.cwiseAbs().maxCoeff()) <= 1);
+        for (Index l = 0; l < 23; ++l) collected(std::clamp<Index>(l - 11 + 3, 0, 6), 0) += full.g.bias(l, 0);
+        CHECK(worst_ratio(clipped.g.bias, collected, 23 * epsilon<double> * full.g.bias.cwiseAbs().maxCoeff()) <= 1);
       }
 }
 

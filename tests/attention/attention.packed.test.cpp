@@ -83,16 +83,10 @@ struct Alone {
 void check_alike(const Packed& attention, const Packing& packing, Index offset, const Mask& mask) {
   const Tokens<double> x = tokens(packing);
   const Matrix<double> dy = normal<double>(x.q.rows(), 2, 77);
-  Saved<double> saved;
-  Report report;
-  const CallOptions call{.key_mask = view(mask),
-                         .cumulative_lengths = packing.q,
-                         .key_cumulative_lengths = packing.k,
-                         .offset = offset,
-                         .report = &report};
-  const Matrix<double> y = attention.forward(x.q, x.k, x.v, saved, call);
+  const CallOptions call{
+      .key_mask = view(mask), .cumulative_lengths = packing.q, .key_cumulative_lengths = packing.k, .offset = offset};
+  const auto [y, g, report] = both_passes(attention, x, dy, call);
   CHECK(same_bits(attention(x.q, x.k, x.v, call), y));
-  const Gradients<double> g = attention.backward(saved, dy);
 
   Report sum;
   Matrix<double> bias = Matrix<double>::Zero(g.bias.rows(), 1), size = bias;
@@ -100,11 +94,8 @@ void check_alike(const Packed& attention, const Packing& packing, Index offset, 
     const Alone alone(packing, s);
     const Tokens<double> part = alone.of(x);
     const Mask part_mask = mask.size() == 0 ? mask : Mask(mask.segment(alone.k0, alone.n_k));
-    Saved<double> part_saved;
-    Report part_report;
-    const Matrix<double> part_y = attention.forward(
-        part.q, part.k, part.v, part_saved, {.key_mask = view(part_mask), .offset = offset, .report = &part_report});
-    const Gradients<double> part_g = attention.backward(part_saved, alone.queries(dy));
+    const auto [part_y, part_g, part_report] =
+        both_passes(attention, part, alone.queries(dy), {.key_mask = view(part_mask), .offset = offset});
     INFO("sequence " << s);
     CHECK(same_bits(alone.queries(y), part_y));
     CHECK(same_bits(alone.queries(g.queries), part_g.queries));
@@ -161,9 +152,8 @@ TEST_CASE("no tokens, without or with empty packed sequences", "[attention]") {
   const Packed attention = make({}, 4);
   const Matrix<double> none(0, d), values(0, 2);
   for (const Lengths& lengths : {Lengths{0}, Lengths{0, 0}, Lengths{0, 0, 0}}) {
-    Saved<double> saved;
-    CHECK(attention.forward(none, none, values, saved, {.cumulative_lengths = lengths}).rows() == 0);
-    const Gradients<double> g = attention.backward(saved, values);
+    const auto [y, g, report] = both_passes(attention, {none, none, values}, values, {.cumulative_lengths = lengths});
+    CHECK(y.rows() == 0);
     INFO(lengths.size() - 1 << " sequences");
     CHECK((g.queries.rows() == 0 && g.keys.rows() == 0 && g.values.rows() == 0));
     CHECK((g.bias.rows() == 9 && g.bias.cols() == 1 && all_zero(g.bias)));

@@ -225,18 +225,17 @@ TEMPLATE_TEST_CASE("exact pairs keep their digits however far their biases are b
                                    .engine = Engine::direct,
                                    .near = near,
                                    .sinks = sinks});
-        Saved<T> saved;
         // of scores, exponentials and sums over at most `tokens` terms of size 1 to 10
         const double tolerance = 500 * static_cast<double>(std::numeric_limits<T>::epsilon());
         const auto differs = [&](const Matrix<T>& a, const Matrix<double>& exact) {
           return (a.template cast<double>() - exact).cwiseAbs().maxCoeff();
         };
-        CHECK(differs(attention.forward(x.q, x.k, x.v, saved), y) <= tolerance);
-        const Gradients<T> g = attention.backward(saved, dy);
-        CHECK(differs(g.queries, dq) <= tolerance);
-        CHECK(differs(g.keys, dk) <= tolerance);
-        CHECK(differs(g.values, dv) <= tolerance);
-        CHECK(differs(g.bias, db) <= tolerance);
+        const Passes<T> got = both_passes(attention, x, dy);
+        CHECK(differs(got.y, y) <= tolerance);
+        CHECK(differs(got.g.queries, dq) <= tolerance);
+        CHECK(differs(got.g.keys, dk) <= tolerance);
+        CHECK(differs(got.g.values, dv) <= tolerance);
+        CHECK(differs(got.g.bias, db) <= tolerance);
       }
     }
 }
@@ -268,20 +267,9 @@ TEST_CASE("gradients with a near field and sinks are central differences", "[att
                          AttentionOptions options, const Mask& keys) {
     const Tokens<double> x = random_tokens<double>(few, few, d, 2, 21);
     options.normalization = Normalization::unit(1.5);
-    const auto attention_of = [&](const Matrix<double>& b) { return Attention(map, make_position(b), options); };
-    const auto attention = attention_of(parameters);
-    Saved<double> saved;
-    attention.forward(x.q, x.k, x.v, saved, {.key_mask = view(keys)});
-    const Gradients<double> g = attention.backward(saved, dy);
-    const auto loss = [&](const Tokens<double>& at, const auto& by) {
-      return by(at.q, at.k, at.v, {.key_mask = view(keys)}).cwiseProduct(dy).sum();
-    };
     INFO("engine " << static_cast<int>(options.engine) << " near " << options.near << " sinks " << options.sinks);
-    CHECK(difference_error(x.q, g.queries, [&](const auto& q) { return loss({q, x.k, x.v}, attention); }) < 1e-6);
-    CHECK(difference_error(x.k, g.keys, [&](const auto& k) { return loss({x.q, k, x.v}, attention); }) < 1e-6);
-    CHECK(difference_error(x.v, g.values, [&](const auto& v) { return loss({x.q, x.k, v}, attention); }) < 1e-6);
-    CHECK(difference_error(parameters, g.bias, [&](const auto& b) { return loss(x, attention_of(b)); }) < 1e-6);
-    return g;
+    const auto attention_of = [&](const Matrix<double>& b) { return Attention(map, make_position(b), options); };
+    return check_differences(attention_of, parameters, x, dy, {.key_mask = view(keys)}).g;
   };
   const auto relative = [](const Matrix<double>& b) { return RelativePosition<double>(Vector<double>(b.col(0))); };
   const Matrix<double> table = normal<double>(2 * few - 1, 1, 22);
@@ -328,9 +316,7 @@ TEST_CASE("a non-finite sink changes only the rows that attend to it", "[attenti
   for (const bool in_value : {false, true}) {
     Tokens<double> x = clean;
     (in_value ? x.v : x.k)(1, 1) = nan;
-    Saved<double> saved;
-    const Matrix<double> y = attention.forward(x.q, x.k, x.v, saved);
-    const Gradients<double> g = attention.backward(saved, dy);
+    const auto [y, g, report] = both_passes(attention, x, dy);
     for (Index i = 0; i < n; ++i) {
       const bool affected = i >= 1 && i <= 61;
       CHECK(std::isnan(y(i, 1)) == affected);
@@ -350,19 +336,17 @@ TEST_CASE("with exact pairs no bit depends on later tokens or on the number of t
         {.direction = Direction::causal, .engine = Engine::block_causal, .near = 20, .sinks = sinks});
     const auto run = [&](int threads) {
       const Threads some(threads);
-      Saved<float> saved;
-      const Matrix<float> y = attention.forward(x.q, x.k, x.v, saved);
-      return std::pair(y, attention.backward(saved, y));
+      return both_passes(attention, x, x.v);
     };
-    const auto one = run(1), four = run(4);
-    CHECK(same_bits(one.first, four.first));
-    CHECK(same_bits(one.second, four.second));
+    const Passes<float> one = run(1), four = run(4);
+    CHECK(same_bits(one.y, four.y));
+    CHECK(same_bits(one.g, four.g));
     for (const Index kept : {1, 3, 64, 149}) {
       Tokens<float> other = random_tokens<float>(700, 700, d, d_v, 33);
       other.q.topRows(kept) = x.q.topRows(kept);
       other.k.topRows(kept) = x.k.topRows(kept);
       other.v.topRows(kept) = x.v.topRows(kept);
-      CHECK(same_bits<float>(attention(other.q, other.k, other.v).topRows(kept), one.first.topRows(kept)));
+      CHECK(same_bits<float>(attention(other.q, other.k, other.v).topRows(kept), one.y.topRows(kept)));
     }
   }
 }
@@ -375,11 +359,9 @@ TEST_CASE("calls without tokens or channels of values have a near field and sink
       for (const Index n_k : {0, 1, 5})
         for (const Index channels : {0, 2}) {
           const Tokens<double> x = random_tokens<double>(n_q, n_k, d, channels, 48);
-          Saved<double> saved;
-          const Matrix<double> y = attention.forward(x.q, x.k, x.v, saved);
+          const auto [y, g, report] = both_passes(attention, x, Matrix<double>::Ones(n_q, channels));
           CHECK(y.rows() == n_q);
           CHECK((n_k > 0 || y.isZero(0)));
-          const Gradients<double> g = attention.backward(saved, Matrix<double>::Ones(n_q, channels));
           CHECK(g.queries.allFinite());
           CHECK(g.keys.allFinite());
         }

@@ -25,26 +25,20 @@ void check(const Attention<F, P>& attention, Index n_q, Index n_k, const CallOpt
   using T = typename F::Scalar;
   const Tokens<T> x = random_tokens<T>(n_q, n_k, d, d_v);
   const Matrix<T> dy = normal<T>(n_q, d_v, 77);
-  Matrix<T> y;
-  Gradients<T> g;
+  Passes<T> first;
   for (const Index threads : NPRF_TEST_SANITIZED ? std::vector<Index>{1, 3} : std::vector<Index>{1, 2, 3, 4}) {
     const Threads restore(threads);
     CHECK(num_threads() == threads);
-    Saved<T> saved;
-    const Matrix<T> y_now = attention.forward(x.q, x.k, x.v, saved, call);
-    const Gradients<T> g_now = attention.backward(saved, dy);
-    if (threads == 1) {
-      y = y_now;
-      g = g_now;
-      CHECK(y.allFinite());
-    }
+    const Passes<T> now = both_passes(attention, x, dy, call);
+    if (threads == 1) first = now;
     INFO(std::string(name(attention.options().engine))
          << (attention.options().direction == Direction::causal ? " causal, " : ", ") << threads << " threads, n_q "
          << n_q << " n_k " << n_k << (call.cumulative_lengths.empty() ? "" : ", packed"));
-    CHECK(same_bits(y_now, y));
-    CHECK(same_bits(g_now, g));
+    CHECK(now.y.allFinite());
+    CHECK(same_bits(now.y, first.y));
+    CHECK(same_bits(now.g, first.g));
     // also without saved data
-    CHECK(same_bits(attention(x.q, x.k, x.v, call), y));
+    CHECK(same_bits(attention(x.q, x.k, x.v, call), first.y));
   }
 }
 

@@ -236,34 +236,13 @@ TEST_CASE("gradients of recomputed rows are central differences", "[attention]")
   for (const Direction direction : {Direction::bidirectional, Direction::causal})
     for (const double tolerance : {1e-10, 1e-100}) {
       const Tokens<double> x = random_tokens<double>(n, n, d, d_v);
-      const Matrix<double> dy = normal<double>(n, d_v, 6);
-      const CallOptions call{.tolerance = tolerance};
-      const auto attention = [&](const Vector<double>& table) {
-        return Attention(orf<double>(d, m, 7), RelativePosition<double>(table),
+      const auto attention = [&](const Matrix<double>& table) {
+        return Attention(orf<double>(d, m, 7), RelativePosition<double>(table.col(0)),
                          {.direction = direction, .engine = Engine::lanes});
       };
-      const auto loss = [&](const Attention<PositiveFeatures<double>, RelativePosition<double>>& a,
-                            const Tokens<double>& at) { return a(at.q, at.k, at.v, call).cwiseProduct(dy).sum(); };
-      Report report;
-      Saved<double> saved;
-      CallOptions reported = call;
-      reported.report = &report;
-      const auto fixed = attention(b);
-      fixed.forward(x.q, x.k, x.v, saved, reported);
-      REQUIRE(report.repaired_rows == (tolerance < 1e-50 ? n : 20));
-      const Gradients<double> g = fixed.backward(saved, dy);
-      const auto moved = [&](Matrix<double> Tokens<double>::*part) {
-        return [&, part](const Matrix<double>& at) {
-          Tokens<double> z = x;
-          z.*part = at;
-          return loss(fixed, z);
-        };
-      };
-      CHECK(difference_error(x.q, g.queries, moved(&Tokens<double>::q)) <= 1e-6);
-      CHECK(difference_error(x.k, g.keys, moved(&Tokens<double>::k)) <= 1e-6);
-      CHECK(difference_error(x.v, g.values, moved(&Tokens<double>::v)) <= 1e-6);
-      CHECK(difference_error(b, g.bias, [&](const Matrix<double>& at) { return loss(attention(at.col(0)), x); }) <=
-            1e-6);
+      const Report report =
+          check_differences(attention, b, x, normal<double>(n, d_v, 6), {.tolerance = tolerance}).report;
+      CHECK(report.repaired_rows == (tolerance < 1e-50 ? n : 20));
     }
 }
 
@@ -307,23 +286,10 @@ TEST_CASE("rows of a grid with extra tokens are recomputed", "[attention]") {
   const Tokens<double> x = random_tokens<double>(n, n, d, d_v);
   const auto by = [&](Engine engine) { return Attention(orf<double>(d, m, 7), grid, {.engine = engine}); };
   const Matrix<double> dy = normal<double>(n, d_v, 6);
-  Report report;
-  Saved<double> saved, expected_saved;
-  const auto by_grid = by(Engine::grid);
-  const Matrix<double> y = by_grid.forward(x.q, x.k, x.v, saved, {.report = &report});
-  CHECK((report.repaired_rows > 10 && report.repaired_rows < n - E));
-  const auto direct = by(Engine::direct);
-  const Matrix<double> expected = direct.forward(x.q, x.k, x.v, expected_saved);
-  CHECK(worst_ratio(y, expected, 1e-10 * x.v.cwiseAbs().maxCoeff()) <= 1);
-  const Gradients<double> g = by_grid.backward(saved, dy), h = direct.backward(expected_saved, dy);
-  const auto same = [](const Matrix<double>& got, const Matrix<double>& other) {
-    return worst_ratio(got, other, 1e-9 * other.cwiseAbs().maxCoeff()) <= 1;
-  };
-  CHECK(same(g.queries, h.queries));
-  CHECK(same(g.keys, h.keys));
-  CHECK(same(g.values, h.values));
-  CHECK(same(g.bias, h.bias));
-  CHECK(same(g.extra, h.extra));
+  const Passes<double> got = both_passes(by(Engine::grid), x, dy), expected = both_passes(by(Engine::direct), x, dy);
+  CHECK((got.report.repaired_rows > 10 && got.report.repaired_rows < n - E));
+  CHECK(worst_ratio(got.y, expected.y, 1e-10 * x.v.cwiseAbs().maxCoeff()) <= 1);
+  CHECK(gradients_difference(got.g, expected.g) <= 1e-9);
 }
 
 TEST_CASE("features of both signs: errors are within the bound", "[attention]") {

@@ -78,9 +78,7 @@ TEST_CASE("without queries or without keys all gradients have their shapes and a
   const Plain attention = make();
   for (const auto& [n_q, n_k] : {std::pair<Index, Index>{0, 4}, {4, 0}, {0, 0}}) {
     const Tokens<double> x = random_tokens<double>(n_q, n_k, 3, 2);
-    Saved<double> saved;
-    const Matrix<double> y = attention.forward(x.q, x.k, x.v, saved);
-    const Gradients<double> g = attention.backward(saved, Matrix<double>::Ones(n_q, 2));
+    const auto [y, g, report] = both_passes(attention, x, Matrix<double>::Ones(n_q, 2));
     CHECK((g.queries.rows() == n_q && g.queries.cols() == 3 && g.queries.isZero(0)));
     CHECK((g.keys.rows() == n_k && g.keys.cols() == 3 && g.keys.isZero(0)));
     CHECK((g.values.rows() == n_k && g.values.cols() == 2 && g.values.isZero(0)));

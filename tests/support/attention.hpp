@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "nprf/attention/attention.hpp"
+#include "support/catch.hpp"
 #include "support/features_tolerance.hpp"
 #include "support/held_position.hpp"
 #include "support/instances.hpp"
@@ -24,6 +25,30 @@ struct Tokens {
 template <Real T>
 Tokens<T> random_tokens(Index n_q, Index n_k, Index d, Index d_v, std::uint64_t seed = 1) {
   return {normal<T>(n_q, d, 3 * seed), normal<T>(n_k, d, 3 * seed + 1), normal<T>(n_k, d_v, 3 * seed + 2)};
+}
+
+/// y, and the gradients of L = <dy, y>.
+template <Real T>
+struct Passes {
+  Matrix<T> y;
+  Gradients<T> g;
+  Report report;  // of the forward pass
+};
+
+template <class F, class P, class T = typename F::Scalar>
+Passes<T> both_passes(const Attention<F, P>& attention, const Tokens<typename F::Scalar>& x,
+                      const Matrix<typename F::Scalar>& dy, CallOptions call, Saved<T>& saved) {
+  Passes<T> out;
+  call.report = &out.report;
+  out.y = attention.forward(x.q, x.k, x.v, saved, call);
+  out.g = attention.backward(saved, dy);
+  return out;
+}
+template <class F, class P>
+Passes<typename F::Scalar> both_passes(const Attention<F, P>& attention, const Tokens<typename F::Scalar>& x,
+                                       const Matrix<typename F::Scalar>& dy, const CallOptions& call = {}) {
+  Saved<typename F::Scalar> saved;
+  return both_passes(attention, x, dy, call, saved);
 }
 
 /// The default tolerance of CallOptions.
@@ -81,6 +106,25 @@ double difference_error(Matrix<double> x, const Matrix<double>& dx, Loss&& loss)
   return worst_ratio(dx, expected, std::max(expected.cwiseAbs().maxCoeff(), 1e-2));
 }
 
+/// Checks that the gradients of L = <dy, y> by queries, keys, values and biases are central differences, where make(b)
+/// is the attention with the biases b. Returns the results.
+template <class Make>
+Passes<double> check_differences(const Make& make, const Matrix<double>& biases, const Tokens<double>& x,
+                                 const Matrix<double>& dy, const CallOptions& call = {}) {
+  const auto attention = make(biases);
+  const auto loss = [&](const auto& by, const Tokens<double>& at) {
+    return by(at.q, at.k, at.v, call).cwiseProduct(dy).sum();
+  };
+  Passes<double> out = both_passes(attention, x, dy, call);
+  // rows that are recomputed may have other bits without saved data
+  if (out.report.repaired_rows == 0) CHECK(same_bits<double>(attention(x.q, x.k, x.v, call), out.y));
+  CHECK(difference_error(x.q, out.g.queries, [&](const auto& q) { return loss(attention, {q, x.k, x.v}); }) <= 1e-6);
+  CHECK(difference_error(x.k, out.g.keys, [&](const auto& k) { return loss(attention, {x.q, k, x.v}); }) <= 1e-6);
+  CHECK(difference_error(x.v, out.g.values, [&](const auto& v) { return loss(attention, {x.q, x.k, v}); }) <= 1e-6);
+  CHECK(difference_error(biases, out.g.bias, [&](const auto& b) { return loss(make(b), x); }) <= 1e-6);
+  return out;
+}
+
 /// True if all entries are zero, of either sign; false for a NaN.
 template <class X>
 bool all_zero(const Eigen::MatrixBase<X>& x) {
@@ -91,6 +135,22 @@ template <Real T>
 bool same_bits(const Gradients<T>& a, const Gradients<T>& b) {
   return same_bits(a.queries, b.queries) && same_bits(a.keys, b.keys) && same_bits(a.values, b.values) &&
          same_bits(a.bias, b.bias) && same_bits(a.extra, b.extra);
+}
+
+/// The largest difference of two calls' gradients, each relative to the largest entry of its kind, or to `least` if
+/// that is larger; infinity for a NaN or another shape.
+template <Real T, Real S>
+double gradients_difference(const Gradients<T>& got, const Gradients<S>& expected, double least = 0) {
+  const auto of = [&](const Matrix<T>& a, const Matrix<S>& b) {
+    return worst_ratio(a, b, b.size() == 0 ? 1 : std::max(static_cast<double>(b.cwiseAbs().maxCoeff()), least));
+  };
+  return std::max({of(got.queries, expected.queries), of(got.keys, expected.keys), of(got.values, expected.values),
+                   of(got.bias, expected.bias), of(got.extra, expected.extra)});
+}
+
+template <Real T>
+bool same_bits(const Passes<T>& a, const Passes<T>& b) {
+  return same_bits(a.y, b.y) && same_bits(a.g, b.g);
 }
 
 /// A table of a relative position with N(0,1) entries rounded to multiples of 2^-10, so that adding a constant is

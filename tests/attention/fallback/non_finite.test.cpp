@@ -5,7 +5,6 @@
 #include <cmath>
 #include <limits>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "nprf/attention/attention.hpp"
@@ -256,10 +255,7 @@ TEST_CASE("gradients are non-finite exactly where those of the formula are", "[a
           Matrix<double> dy = clean_dy;
           (part == 0 ? x.q : part == 1 ? x.k : part == 2 ? x.v : dy)(at, 1) = nan<double>;
           const Attention attention(orf<double>(d, m, 7), position, {direction, Normalization::unit(), engine});
-          Saved<double> saved, clean_saved;
-          attention.forward(x.q, x.k, x.v, saved);
-          attention.forward(clean.q, clean.k, clean.v, clean_saved);
-          const Gradients<double> g = attention.backward(saved, dy), h = attention.backward(clean_saved, clean_dy);
+          const Gradients<double> g = both_passes(attention, x, dy).g, h = both_passes(attention, clean, clean_dy).g;
           const Formula formula(attention, x, dy);
           const auto near = [](const auto& got, const auto& expected, const Matrix<double>& all) {
             return worst_ratio(got, expected, 1e-9 * all.cwiseAbs().maxCoeff()) <= 1;
@@ -326,9 +322,8 @@ TEST_CASE("a key that no query attends to has the gradient 0, even if it is non-
         Tokens<double> x = clean;
         x.k.bottomRows(n_k - n_q - 1).setConstant(non_finite_value);
         x.v.bottomRows(n_k - n_q - 1).setConstant(non_finite_value);
-        Saved<double> saved;
-        CHECK(attention.forward(x.q, x.k, x.v, saved, call).allFinite());
-        const Gradients<double> g = attention.backward(saved, dy);
+        const auto [y, g, report] = both_passes(attention, x, dy, call);
+        CHECK(y.allFinite());
         CHECK(all_zero(g.keys.bottomRows(n_k - n_q - 1)));
         CHECK(all_zero(g.values.bottomRows(n_k - n_q - 1)));
         CHECK((g.queries.allFinite() && g.keys.allFinite() && g.values.allFinite() && g.bias.allFinite()));

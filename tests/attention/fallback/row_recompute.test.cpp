@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/attention/fallback/row_recompute.hpp"
 
-#include <cmath>
 #include <limits>
 
 #include "nprf/attention/attention.hpp"
@@ -46,27 +45,15 @@ TEST_CASE("rows whose features underflow are those of exact softmax", "[attentio
   const Attention exact(orf<double>(d, m, 7), position,
                         {.direction = Direction::causal, .normalization = normalization, .near = n});
   const Matrix<float> dy = normal<float>(n, d_v, 6);
-  Saved<double> exact_saved;
-  exact.forward(in_double(x.q), in_double(x.k), in_double(x.v), exact_saved);
+  const Gradients<double> h = both_passes(exact, {in_double(x.q), in_double(x.k), in_double(x.v)}, in_double(dy)).g;
   for (const Engine engine : {Engine::direct, Engine::lanes, Engine::block_causal}) {
     const Attention attention(orf<float>(d, m, 7), RelativePosition<float>(b),
                               {Direction::causal, normalization, engine});
-    Saved<float> saved;
-    Report report;
-    const Matrix<float> y = attention.forward(x.q, x.k, x.v, saved, {.report = &report});
+    const auto [y, g, report] = both_passes(attention, x, dy);
     CHECK((report.repaired_rows == n && report.indefinite_rows == 0));
     const double tolerance = 4 * 60 * 60 * epsilon<float>;  // of scores
     CHECK(worst_ratio(in_double(y), softmax, tolerance * x.v.cwiseAbs().maxCoeff()) <= 1);
-    const Gradients<float> g = attention.backward(saved, dy);
-    const Gradients<double> h = exact.backward(exact_saved, in_double(dy));
-    // gradients are sums of terms of at least 1, some of which cancel
-    const auto near = [&](const Matrix<float>& got, const Matrix<double>& other) {
-      return worst_ratio(in_double(got), other, tolerance * std::max(other.cwiseAbs().maxCoeff(), 1.0)) <= 1;
-    };
-    CHECK(near(g.queries, h.queries));
-    CHECK(near(g.keys, h.keys));
-    CHECK(near(g.values, h.values));
-    CHECK(near(g.bias, h.bias));
+    CHECK(gradients_difference(g, h, 1) <= tolerance);  // sums of terms of at least 1, some of which cancel
   }
 }
 
@@ -76,24 +63,15 @@ TEST_CASE("tiny values do not make a row that of exact softmax", "[attention]") 
   const float tiny = 0x1p-124F;
   const Attention attention(orf<float>(d, m, 7), RelativePosition<float>(random_table<float>(n, 3)),
                             {.direction = Direction::causal, .engine = Engine::block_causal});
-  Report report;
-  Saved<float> saved, tiny_saved;
-  const Matrix<float> y = attention.forward(x.q, x.k, x.v, saved),
-                      of_tiny = attention.forward(x.q, x.k, tiny * x.v, tiny_saved, {.report = &report}),
-                      without_saved = attention(x.q, x.k, tiny * x.v);
-  CHECK(report.repaired_rows > n / 2);
+  const Matrix<float> dy = normal<float>(n, d_v, 6), without_saved = attention(x.q, x.k, tiny * x.v);
+  const Passes<float> expected = both_passes(attention, x, dy);
+  Passes<float> of_tiny = both_passes(attention, {x.q, x.k, tiny * x.v}, dy);
+  CHECK(of_tiny.report.repaired_rows > n / 2);
   const double tolerance = 50 * epsilon<float> * x.v.cwiseAbs().maxCoeff();
-  CHECK(worst_ratio(Matrix<float>(of_tiny / tiny), y, tolerance) <= 1);
-  CHECK(worst_ratio(Matrix<float>(without_saved / tiny), y, tolerance) <= 1);
-  const Matrix<float> dy = normal<float>(n, d_v, 6);
-  const Gradients<float> g = attention.backward(saved, dy), h = attention.backward(tiny_saved, dy);
-  const auto near = [&](const Matrix<float>& got, const Matrix<float>& other) {
-    return worst_ratio(got, other, 500 * epsilon<float> * std::max(other.cwiseAbs().maxCoeff(), 1.0F)) <= 1;
-  };
-  CHECK(near(h.queries / tiny, g.queries));
-  CHECK(near(h.keys / tiny, g.keys));
-  CHECK(near(h.values, g.values));
-  CHECK(near(h.bias / tiny, g.bias));
+  CHECK(worst_ratio(of_tiny.y / tiny, expected.y, tolerance) <= 1);
+  CHECK(worst_ratio(without_saved / tiny, expected.y, tolerance) <= 1);
+  for (Matrix<float>* each : {&of_tiny.g.queries, &of_tiny.g.keys, &of_tiny.g.bias}) *each /= tiny;
+  CHECK(gradients_difference(of_tiny.g, expected.g, 1) <= 500 * epsilon<float>);
 }
 
 TEST_CASE("rows of exact softmax do not depend on non-finite keys that they do not attend to", "[attention]") {
@@ -107,15 +85,12 @@ TEST_CASE("rows of exact softmax do not depend on non-finite keys that they do n
       INFO(name(engine) << ", " << non_finite_value);
       const Attention attention(orf<float>(d, m, 7), RelativePosition<float>(b),
                                 {Direction::causal, Normalization::unit(30), engine});
-      Saved<float> clean_saved, saved;
       Report report;
-      const Matrix<float> clean = attention.forward(x.q, x.k, x.v, clean_saved, {.report = &report});
+      const Matrix<float> clean = attention(x.q, x.k, x.v, {.report = &report});
       CHECK(report.repaired_rows > 10);
       Tokens<float> non_finite = x;
       non_finite.k(changed_key, 1) = non_finite_value;
-      const Matrix<float> y = attention.forward(non_finite.q, non_finite.k, non_finite.v, saved),
-                          dy = normal<float>(n, d_v, 6);
-      const Gradients<float> g = attention.backward(saved, dy);
+      const auto [y, g, of_non_finite] = both_passes(attention, non_finite, normal<float>(n, d_v, 6));
       Index wrong = 0;
       for (Index i = 0; i < n; ++i) {
         const bool attends = i >= changed_key && i != changed_key + 7;
