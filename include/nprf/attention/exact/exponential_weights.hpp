@@ -21,11 +21,11 @@ namespace nprf {
 /// With C = exp(S + b + a) the gradients of C U by S and by U are those of (S o C) U at S = 1. S is replaced by f
 /// instead of 1, because what a row adds to the gradients of keys, values and biases is multiplied by f_i. The
 /// gradients of queries are not, because they could underflow.
-template <Real T, class Biases = RowBiases<T>>
+template <Real T>
 class ExponentialWeights final : public toeplitz::TileWeights<T> {
  public:
   /// `constants` and `factors` have a_i and f_i of each query.
-  ExponentialWeights(const Biases& biases, const T* constants, const T* factors)
+  ExponentialWeights(const RowBiases<T>& biases, const T* constants, const T* factors)
       : m_biases(biases), m_constants(constants), m_factors(factors) {}
 
   toeplitz::RowRange keys(Index i0, Index rows, Index) const override { return m_biases.keys(i0, rows); }
@@ -71,7 +71,7 @@ class ExponentialWeights final : public toeplitz::TileWeights<T> {
     return Pack<T>::all(k < of.rows ? m_factors[of.i + k] : T(0));
   }
 
-  const Biases& m_biases;
+  const RowBiases<T>& m_biases;
   const T *m_constants, *m_factors;
 };
 

@@ -27,7 +27,7 @@ struct SoftmaxSums {
 
 /// Exact softmax of the scores s_ij = q_i.k_j of a tile of queries, with a running maximum (Milakov and Gimelshein
 /// 2018). O(d + d_v) a pair of `biases.keys()`, in runs of keys whose scores stay in the first-level cache.
-template <Real T, class Biases = RowBiases<T>>
+template <Real T>
 class SoftmaxTile {
  public:
   /// rows: the largest number of queries in a tile, which share a copy of k^T. keys: the largest number of keys in a
@@ -35,7 +35,7 @@ class SoftmaxTile {
   static constexpr Index rows = 16 * Block<T>::rows, keys = softmax_run_keys;
 
   /// For keys k (n_k,d) and values v (n_k,d_v).
-  SoftmaxTile(const MatrixView<T>& k, const MatrixView<T>& v, const Biases& biases, Workspace& scratch)
+  SoftmaxTile(const MatrixView<T>& k, const MatrixView<T>& v, const RowBiases<T>& biases, Workspace& scratch)
       : m_k(k),
         m_v(v),
         m_biases(biases),
@@ -110,7 +110,7 @@ class SoftmaxTile {
   }
 
   const MatrixView<T>&m_k, &m_v;
-  const Biases& m_biases;
+  const RowBiases<T>& m_biases;
   RowBlocks<T> m_q_blocks;
   TransposedRows<T> m_kt;
   RightRows<T> m_values;
