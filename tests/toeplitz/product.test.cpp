@@ -94,8 +94,10 @@ TEMPLATE_TEST_CASE("engines differ in their rounding errors: the requested engin
 TEST_CASE("without weights at reachable lags, or without tokens, a product and its gradients are zero", "[toeplitz]") {
   Workspace workspace;
   const Team team(workspace);
+  std::vector<Engine> all = engines();
+  all.push_back(Engine::automatic);
   const auto check = [&](const InSlots<double>& x) {
-    for (const Engine engine : {Engine::automatic, engines().back()}) {
+    for (const Engine engine : all) {
       INFO(std::string(name(engine)) << ", " << x.name());
       CHECK(x.contract_with_ones(make_product(engine), team).isZero(0));
       const toeplitz::Gradients<double> d = x.gradients(make_product(engine), team);
@@ -107,6 +109,13 @@ TEST_CASE("without weights at reachable lags, or without tokens, a product and i
   check({9, 9, none, some, 3, 2});
   check({9, 9, none, none, 3, 2});
   check({9, 9, some, some, 0, 2});
+  for (const bool has_keys : {false, true}) {  // with a tail
+    InSlots<double> x(200, 300, has_keys ? none : random_slots(200, 0.5, 1),
+                      has_keys ? random_slots(300, 0.5, 1) : none, 3, 2);
+    x.c.values.head(100).setConstant(0.5);
+    x.c.tails.before = 99;
+    check(x);
+  }
   InSlots<double> x(9, 9, some, some, 3, 2);
   x.c.values.setZero();
   check(x);

@@ -163,24 +163,6 @@ TEMPLATE_TEST_CASE("the banded engine: equal weights for all lags need no band",
   }
 }
 
-TEST_CASE("the banded engine: no queries or no keys in the slots give zeros", "[toeplitz]") {
-  Workspace workspace;
-  const Team team(workspace);
-  for (const NamedBias& bias : biases()) {
-    INFO(bias.name);
-    InSlots<double> no_keys(200, 300, random_slots(200, 0.5, 1), std::vector<Index>(), 3, 2);
-    no_keys.c = weights_of<double>(bias, 200, 300);
-    CHECK(no_keys.contract(make_banded, team).isZero(0));
-    const toeplitz::Gradients<double> d = no_keys.gradients(make_banded, team);
-    CHECK((d.dA.isZero(0) && d.dB.rows() == 0 && d.dU.rows() == 0 && d.dc.isZero(0)));
-    InSlots<double> no_queries(200, 300, std::vector<Index>(), random_slots(300, 0.5, 1), 3, 2);
-    no_queries.c = weights_of<double>(bias, 200, 300);
-    CHECK(no_queries.contract(make_banded, team).rows() == 0);
-    const toeplitz::Gradients<double> e = no_queries.gradients(make_banded, team);
-    CHECK((e.dA.rows() == 0 && e.dB.isZero(0) && e.dU.isZero(0) && e.dc.isZero(0)));
-  }
-}
-
 TEMPLATE_TEST_CASE("the banded engine: no bit depends on the number of threads", "[toeplitz][threads]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;

@@ -2,8 +2,6 @@
 
 #include <cmath>
 #include <limits>
-#include <string>
-#include <vector>
 
 #include "support/catch.hpp"
 #include "support/product.hpp"
@@ -162,30 +160,6 @@ TEST_CASE("the scratch memory of the direct engine is a table of lags, and tiles
   CHECK(peak(1000, 501, true) <= 9 * lags + 3 * Tile::rows * Tile::keys);
 }
 
-TEMPLATE_TEST_CASE("the direct engine: empty slots are like tokens of zeros", "[toeplitz]", NPRF_TEST_SCALARS) {
-  std::vector<Workspace> workspaces(3);
-  const Team team(workspaces);
-  with_gaps<TestType>([&](const InSlots<TestType>& x) {
-    INFO(x.name());
-    CHECK(x.error(Engine::direct, x.contract(make_direct, team)) <= 1);
-    CHECK(x.error(Engine::direct, x.gradients(make_direct, team)) <= 1);
-  });
-}
-
-TEST_CASE("the direct engine: no queries or no keys in the slots give zeros", "[toeplitz]") {
-  Workspace workspace;
-  const Team team(workspace);
-  const InSlots<double> no_keys(200, 300, random_slots(200, 0.5, 1), std::vector<Index>(), 3, 2);
-  CHECK(no_keys.A.rows() > 50);
-  CHECK(no_keys.contract(make_direct, team).isZero(0));
-  const toeplitz::Gradients<double> d = no_keys.gradients(make_direct, team);
-  CHECK((d.dA.isZero(0) && d.dB.rows() == 0 && d.dU.rows() == 0 && d.dc.isZero(0)));
-  const InSlots<double> no_queries(200, 300, std::vector<Index>(), random_slots(300, 0.5, 1), 3, 2);
-  CHECK(no_queries.contract(make_direct, team).rows() == 0);
-  const toeplitz::Gradients<double> e = no_queries.gradients(make_direct, team);
-  CHECK((e.dA.rows() == 0 && e.dB.isZero(0) && e.dU.isZero(0) && e.dc.isZero(0)));
-}
-
 TEST_CASE("the direct engine skips no tile of tokens with gaps that holds a weight", "[toeplitz]") {
   Workspace workspace;
   const Team team(workspace);
@@ -206,15 +180,6 @@ TEST_CASE("the direct engine: the weights of empty slots change no bit", "[toepl
   large.c.values.setConstant(std::numeric_limits<double>::quiet_NaN());
   for (Index lag = -99; lag <= 89; ++lag) large.c.values[lag - large.c.first] = small.c[lag];
   CHECK(same_bits(small.contract(make_direct, team), large.contract(make_direct, team)));
-}
-
-TEMPLATE_TEST_CASE("the direct engine: no bit depends on the number of threads", "[toeplitz][threads]",
-                   NPRF_TEST_SCALARS) {
-  const auto check = [](const InSlots<TestType>& x) { check_thread_bits(x, make_direct); };
-  // one tile, several, and more than there are blocks
-  check({90, 70, Slots{90}, Slots{70}, 3, 2});
-  check({600, 500, random_slots(600, 0.8, 1), random_slots(500, 0.7, 2), 9, 5});
-  check({1300, 1500, Slots{1300}, Slots{1500}, 40, 17});
 }
 
 TEST_CASE("the direct engine: no bit depends on the number of threads, with very many features too",

@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <string>
-#include <vector>
 
 #include "support/catch.hpp"
 #include "support/product.hpp"
@@ -259,46 +257,30 @@ TEMPLATE_TEST_CASE("checked gradients: features of both signs whose squares over
   }
 }
 
-TEMPLATE_TEST_CASE("checked gradients: if most fail their bound, all are recomputed", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE(
+    "checked gradients: all are recomputed with tolerance 0 or if most fail their bound, none if it is infinite",
+    "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
-  const Index n_q = 170, n_k = 150;
-  const HostileBias steep{"steep", [](double lag) { return 0.3 * lag; }};
+  const Index few = 150, many = 170;
+  const Case<T> steep(many, few, {"steep", [](double lag) { return 0.3 * lag; }}, few),
+      even(few, many, hostile_biases()[0], many);
   for (const Engine engine : fft_engines()) {
     INFO(name(engine));
-    const Case<T> x(n_q, n_k, steep, n_k);
-    const Found<T> found = x.find(engine, sizeof(T) == 4 ? 1e-6 : 1e-15), all = x.find(engine, 0);
-    CHECK((found.checks.queries == n_q && found.checks.keys == n_k && found.checks.lags == n_q + n_k - 1));
-    CHECK(found.same(all));
-    CHECK(x.errors(found).most() <= direct_growth<T>(7, n_q + n_k));
-  }
-}
-
-TEMPLATE_TEST_CASE("checked gradients: with tolerance 0 they are those of the direct engine", "[toeplitz]",
-                   NPRF_TEST_SCALARS) {
-  using T = TestType;
-  const Index n_q = 150, n_k = 170;
-  for (const Engine engine : fft_engines())
-    for (const bool with_lags : {false, true}) {
-      INFO(name(engine));
-      const Case<T> x(n_q, n_k, hostile_biases()[0], n_k);
-      const Found<T> found = x.find(engine, 0, with_lags);
-      CHECK(found.checks.queries == n_q);
-      CHECK(found.checks.keys == n_k);
-      CHECK(found.checks.lags == (with_lags ? n_q + n_k - 1 : 0));
+    const auto check_all = [&](const Case<T>& x, const Found<T>& found, Index lags) {
+      CHECK((found.checks.queries == x.x.A.rows() && found.checks.keys == x.x.B.rows() && found.checks.lags == lags));
       CHECK(found.checks.error_bound == 0);
-      CHECK(x.errors(found).most() <= direct_growth<T>(7, n_q + n_k));
+      CHECK(x.errors(found).most() <= direct_growth<T>(7, few + many));
+    };
+    check_all(even, even.find(engine, 0, false), 0);
+    check_all(even, even.find(engine, 0), few + many - 1);
+    const Found<T> found = steep.find(engine, sizeof(T) == 4 ? 1e-6 : 1e-15);
+    check_all(steep, found, few + many - 1);
+    CHECK(found.same(steep.find(engine, 0)));
+    for (const HostileBias& bias : hostile_biases()) {
+      const GradientChecks none = Case<T>(60, 170, bias, 170).find(engine, never).checks;
+      CHECK((none.queries == 0 && none.keys == 0 && none.lags == 0));
     }
-}
-
-TEMPLATE_TEST_CASE("checked gradients: with an infinite tolerance they are those of the engine", "[toeplitz]",
-                   NPRF_TEST_SCALARS) {
-  using T = TestType;
-  for (const HostileBias& bias : hostile_biases())
-    for (const Engine engine : fft_engines()) {
-      INFO(name(engine) << ", " << bias.name);
-      const Found<T> found = Case<T>(60, 170, bias, 170).find(engine, never);
-      CHECK((found.checks.queries == 0 && found.checks.keys == 0 && found.checks.lags == 0));
-    }
+  }
 }
 
 TEST_CASE("checked gradients: with rounding per row none is recomputed", "[toeplitz]") {
