@@ -86,13 +86,28 @@ TEST_CASE("save: a file of another decoder is refused", "[decoder]") {
   refused(Decoder(attention_of(orf<T>(d, 7, 1)), {.batch = 2, .rollback = 2}), "sizes");
   refused(Decoder(attention_of(orf<T>(d, 6, 1), {AlibiPosition<T>(0.1f).bias()}), {.batch = 2, .rollback = 2}),
           "biases");
-  refused(Decoder(attention_of(orf<T>(d, 6, 1), t5(), 1), {.batch = 2, .rollback = 2}), "options");
+  for (const AttentionOptions& options : {AttentionOptions{.near = 1}, AttentionOptions{.sinks = 1},
+                                          AttentionOptions{.normalization = Normalization::unit(2)}}) {
+    AttentionOptions causal = options;
+    causal.direction = Direction::causal;
+    refused(Decoder(MultiHeadAttention(orf<T>(d, 6, 1), t5(), causal), {.batch = 2, .rollback = 2}), "options");
+  }
+  for (const Index k : {1, 2, 5}) {  // a map with two features exchanged
+    Matrix<T> exchanged = orf<T>(d, 6, 1).projection();
+    exchanged.row(0).swap(exchanged.row(k));
+    refused(Decoder(attention_of(PositiveFeatures<T>(exchanged)), {.batch = 2, .rollback = 2}), "feature map");
+  }
   refused(Decoder(MultiHeadAttention(std::vector(heads, orf<T>(d, 6, 1)), t5(), attention.options()),
                   {.batch = 2, .rollback = 2}),
           "feature maps");
   Held changed = t5();
   changed.held.table[2] += T(1e-3);
   refused(Decoder(attention_of(orf<T>(d, 6, 1), changed), {.batch = 2, .rollback = 2}), "biases");
+  const auto with_slope = [](T slope) {
+    return Decoder(attention_of(orf<T>(d, 6, 1), {AlibiPosition<T>(slope).bias()}), {.batch = 2});
+  };
+  Decoder other_slope = with_slope(T(0.1));
+  check_invalid([&] { load(other_slope, saved(with_slope(T(0.11)))); }, {"expected", "biases"});
   check_invalid([&] { load(decoder, "a text that is longer than the head of a file"); }, {"stream", "another file"});
   check_invalid([&] { load(decoder, ""); }, {"stream", "got 0"});
   StateWriter of_other_version;
