@@ -663,6 +663,22 @@ std::string text(const HeadsView<double>& x) {
          std::to_string(x.channels);
 }
 
+// checks that `call` rejects an array if one of its sizes is wrong, or its pointer null. A wrong size of `elsewhere` is
+// reported for another array
+void check_rejected(const std::string& name, const HeadsView<double>& of,
+                    FunctionRef<void(const HeadsView<double>&)> call,
+                    const std::vector<Index HeadsView<double>::*>& elsewhere = {}) {
+  for (const auto size : sizes)
+    for (const Index by : {-1, 1}) {
+      if (std::ranges::count(elsewhere, size) > 0) continue;
+      const HeadsView<double> wrong = resized(of, size, by);
+      check_invalid([&] { call(wrong); }, {name + ": expected " + text(of), "got " + text(wrong)});
+    }
+  HeadsView<double> null = of;
+  null.data = nullptr;
+  check_invalid([&] { call(null); }, {name + ": expected data", "got a null pointer"});
+}
+
 }  // namespace
 
 TEST_CASE("multi-head: arrays whose shapes do not match the queries are rejected", "[multi_head]") {
@@ -670,25 +686,11 @@ TEST_CASE("multi-head: arrays whose shapes do not match the queries are rejected
   Outputs<double> out(x);
   const MultiHeadAttention attention(maps<double>(1)[0], tables<double>(1)[0]);
   const HeadsView<double> q = x.q.view(), k = x.k.view(), v = x.v.view(), y = out.y.view();
-  const auto check = [&](const std::string& name, const HeadsView<double>& of,
-                         FunctionRef<void(const HeadsView<double>&)> call) {
-    for (const auto size : sizes)
-      for (const Index by : {-1, 1}) {
-        // another number of keys, or of value channels, is reported for another array
-        if (name == "keys" && size == &HeadsView<double>::tokens) continue;
-        if (name == "values" && size == &HeadsView<double>::channels) continue;
-        // fewer heads of keys are shared by those of queries, if they divide them
-        if (name == "keys" && size == &HeadsView<double>::heads) continue;
-        const HeadsView<double> wrong = resized(of, size, by);
-        check_invalid([&] { call(wrong); }, {name + ": expected " + text(of), "got " + text(wrong)});
-      }
-    HeadsView<double> null = of;
-    null.data = nullptr;
-    check_invalid([&] { call(null); }, {name + ": expected data", "got a null pointer"});
-  };
-  check("keys", k, [&](const HeadsView<double>& wrong) { attention(q, wrong, v, y); });
-  check("values", v, [&](const HeadsView<double>& wrong) { attention(q, k, wrong, y); });
-  check("y", y, [&](const HeadsView<double>& wrong) { attention(q, k, v, wrong); });
+  using View = HeadsView<double>;
+  // fewer heads of keys are shared by those of queries, if they divide them
+  check_rejected("keys", k, [&](const View& wrong) { attention(q, wrong, v, y); }, {&View::tokens, &View::heads});
+  check_rejected("values", v, [&](const View& wrong) { attention(q, k, wrong, y); }, {&View::channels});
+  check_rejected("y", y, [&](const View& wrong) { attention(q, k, v, wrong); });
   for (const Index by : {-1, 1}) {
     const HeadsView<double> other = resized(k, &HeadsView<double>::tokens, by), wide = resized(v, sizes[3], by);
     check_invalid([&] { attention(q, other, v, y); }, {"values: expected " + text({v.data, 2, 3, 6 + by, d_v})});
@@ -787,22 +789,11 @@ TEST_CASE("multi-head: backward rejects arrays of wrong shapes", "[multi_head]")
   Saved<double> saved;
   forward(attention, x, out, saved);
   const HeadsView<double> dy = x.dy.view(), dq = out.dq.view(), dk = out.dk.view(), dv = out.dv.view();
-  const auto check = [&](const std::string& name, const HeadsView<double>& of,
-                         FunctionRef<void(const HeadsView<double>&)> call) {
-    for (const auto size : sizes)
-      for (const Index by : {-1, 1}) {
-        const HeadsView<double> wrong = resized(of, size, by);
-        check_invalid([&] { call(wrong); }, {name + ": expected " + text(of), "got " + text(wrong)});
-      }
-    HeadsView<double> null = of;
-    null.data = nullptr;
-    check_invalid([&] { call(null); }, {name + ": expected data", "got a null pointer"});
-  };
   using View = HeadsView<double>;
-  check("dy", dy, [&](const View& wrong) { attention.backward(saved, wrong, dq, dk, dv, out.dbias); });
-  check("dq", dq, [&](const View& wrong) { attention.backward(saved, dy, wrong, dk, dv, out.dbias); });
-  check("dk", dk, [&](const View& wrong) { attention.backward(saved, dy, dq, wrong, dv, out.dbias); });
-  check("dv", dv, [&](const View& wrong) { attention.backward(saved, dy, dq, dk, wrong, out.dbias); });
+  check_rejected("dy", dy, [&](const View& wrong) { attention.backward(saved, wrong, dq, dk, dv, out.dbias); });
+  check_rejected("dq", dq, [&](const View& wrong) { attention.backward(saved, dy, wrong, dk, dv, out.dbias); });
+  check_rejected("dk", dk, [&](const View& wrong) { attention.backward(saved, dy, dq, wrong, dv, out.dbias); });
+  check_rejected("dv", dv, [&](const View& wrong) { attention.backward(saved, dy, dq, dk, wrong, out.dbias); });
   // the saved data is still valid
   backward(attention, x, out, saved);
   CHECK(same(out, run(attention, x)));

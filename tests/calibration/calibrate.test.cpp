@@ -50,6 +50,19 @@ std::string saved(const CalibratedFeatures<T>& map) {
 
 double relative(const Matrix<double>& y, const Matrix<double>& exact) { return (y - exact).norm() / exact.norm(); }
 
+// the error of an attention beside softmax without an offset
+template <class F, class P>
+double error_of(const Attention<F, P>& attention, const Matrix<double>& q, const Matrix<double>& k,
+                const Matrix<double>& v, Index offset = 0) {
+  const AttentionOptions& options = attention.options();
+  return relative(
+      attention(q, k, v, {.offset = offset}),
+      reference::softmax_attention<double>(q, k, v, attention.position(), options.direction, options.normalization));
+}
+
+// the half of a sample that errors are measured by
+Matrix<double> second(const Matrix<double>& x) { return x.bottomRows(x.rows() / 2); }
+
 HeadsView<const double> heads_view(const Vector<double>& x, Index batch, Index heads, Index columns) {
   return {x.data(), batch, heads, n, columns};
 }
@@ -58,7 +71,6 @@ HeadsView<const double> heads_view(const Vector<double>& x, Index batch, Index h
 
 TEST_CASE("calibrate: the error is that of attention with the map on the second half of the sample", "[calibration]") {
   const Matrix<double> q = gaussian(n, 1), k = gaussian(n, 2), v = values();
-  const auto second = [](const Matrix<double>& x) { return Matrix<double>(x.bottomRows(n / 2)); };
   for (const Direction direction : {Direction::bidirectional, Direction::causal})
     for (const Normalization normalization : {Normalization::none(), Normalization::unit(1.5)}) {
       const auto c = calibrate<double>(q, k, v, table(),
@@ -71,7 +83,7 @@ TEST_CASE("calibrate: the error is that of attention with the map on the second 
       CHECK(c.softmax_error > 0.001);
       CHECK(c.softmax_error < 0.5);
       CHECK(std::abs(c.softmax_error - twin) <= 1e-10 * twin);
-      CHECK(std::abs(c.softmax_error - relative(attention(second(q), second(k), second(v)), exact)) <= 1e-8 * twin);
+      CHECK(std::abs(c.softmax_error - error_of(attention, second(q), second(k), second(v))) <= 1e-8 * twin);
     }
 }
 
@@ -166,7 +178,6 @@ TEST_CASE("calibrate: quarters whose pairs are all near are compared with the ke
           "[calibration]") {
   const Matrix<double> q = gaussian(n, 1), k = gaussian(n, 2), v = values();
   const RelativePosition<double> position = table();
-  const auto second = [](const Matrix<double>& x) { return Matrix<double>(x.bottomRows(n / 2)); };
   for (const Direction direction : {Direction::bidirectional, Direction::causal})
     for (const Index near : {n / 4 - 1, n / 4, n / 2 - 8}) {
       const auto c = calibrate<double>(q, k, v, position, {.num_features = 8, .near = near, .direction = direction});
@@ -187,9 +198,7 @@ TEST_CASE("calibrate: quarters whose pairs are all near are compared with the ke
         CHECK(each.error > 0);
       }
       const Attention attention(c.features, position, {.direction = direction, .engine = Engine::direct, .near = near});
-      const Matrix<double> exact = reference::softmax_attention<double>(second(q), second(k), second(v), position,
-                                                                        direction, Normalization::unit(1));
-      const double error = relative(attention(second(q), second(k), second(v)), exact);
+      const double error = error_of(attention, second(q), second(k), second(v));
       CHECK(error > 0);
       CHECK(std::abs(c.softmax_error - error) <= 1e-8 * error);
     }
@@ -263,11 +272,8 @@ TEST_CASE("calibrate: on a grid the error is that of attention with a square of 
   const auto c = calibrate<double>(q, k, v, GridPosition<double>(height, width, b), {.num_features = 5, .near = 2});
   // the second half is the lower half of the grid
   const GridPosition<double> lower(height / 2, width, b.middleRows(height / 2, height - 1));
-  const auto second = [](const Matrix<double>& x) { return Matrix<double>(x.bottomRows(n / 2)); };
   const Attention attention(c.features, lower, {.engine = Engine::direct, .near = 2});
-  const Matrix<double> exact = reference::softmax_attention<double>(second(q), second(k), second(v), lower,
-                                                                    Direction::bidirectional, Normalization::unit(1));
-  const double error = relative(attention(second(q), second(k), second(v)), exact);
+  const double error = error_of(attention, second(q), second(k), second(v));
   CHECK(std::abs(c.softmax_error - error) <= 1e-8 * error);
   check_invalid(
       [&] { calibrate<double>(gaussian(n - 4, 1), k, v, GridPosition<double>(height, width, b), {.num_features = 5}); },
@@ -309,10 +315,7 @@ TEST_CASE("calibrate: sinks are exact keys of each half, and do not change the c
   // without a position, and with near pairs of the offset of key 3 to its place in the sample
   const Attention attention(c.features, NoPosition<double>(),
                             {.normalization = Normalization::none(), .engine = Engine::direct, .near = 2, .sinks = 3});
-  const Matrix<double> exact = reference::softmax_attention<double>(queries, keys, its_values, NoPosition<double>(),
-                                                                    Direction::bidirectional, Normalization::none());
-  const Index offset = n / 2 - first + 3;
-  const double error = relative(attention(queries, keys, its_values, {.offset = offset}), exact);
+  const double error = error_of(attention, queries, keys, its_values, n / 2 - first + 3);
   CHECK(std::abs(c.softmax_error - error) <= 1e-8 * error);
   CalibrationOptions without = options;
   without.sinks = 0;
@@ -340,8 +343,7 @@ TEST_CASE("calibrate: sinks are exact keys of each half, and do not change the c
                             .engine = Engine::direct,
                             .near = 2,
                             .sinks = 3});
-  const double got = relative(of_whole(q, k, v), reference::softmax_attention<double>(
-                                                     q, k, v, position, Direction::causal, Normalization::none()));
+  const double got = error_of(of_whole, q, k, v);
   CHECK(std::abs(whole.softmax_error - got) <= 1e-8 * got);
 }
 

@@ -56,8 +56,6 @@ double tolerance(Index d) {
   return epsilon<T> * 40 * (static_cast<double>(d) / 4 + 4);
 }
 
-double exp_xy(const Matrix<double>& x, const Matrix<double>& y) { return std::exp(x.row(0).dot(y.row(0))); }
-
 // 0F1(; b; t) = sum_k t^k / (b (b+1) ... (b+k-1) k!)
 double hypergeometric_0f1(double b, double t) {
   double sum = 0, term = 1;
@@ -66,17 +64,6 @@ double hypergeometric_0f1(double b, double t) {
     term *= t / ((b + k) * (k + 1));
   }
   return sum;
-}
-
-// two vectors of dimension d:  |x| = norm, |y| = 0.6 norm
-template <class T>
-std::vector<Matrix<T>> two_vectors(Index d, double norm) {
-  std::vector<Matrix<T>> pair;
-  for (const std::uint64_t seed : {100u, 101u}) {
-    const Matrix<double> x = normal<double>(1, d, seed);
-    pair.push_back((x * ((seed == 100 ? 1 : 0.6) * norm / x.norm())).template cast<T>());
-  }
-  return pair;
 }
 
 }  // namespace
@@ -155,23 +142,6 @@ TEMPLATE_TEST_CASE("positive: a NaN in one row does not affect the other rows", 
   CHECK_FALSE(q.row(1).allFinite());
   CHECK_FALSE(k.row(1).allFinite());
   CHECK(std::abs(std::max(k.row(0).maxCoeff(), k.row(2).maxCoeff()) - T(1)) <= std::numeric_limits<T>::epsilon());
-}
-
-TEMPLATE_TEST_CASE("positive: the mean of phi(x).phi(y) over seeds is exp(x.y)", "[feature_map][monte_carlo]",
-                   NPRF_ALL_MAPS) {
-  using T = typename TestType::Scalar;
-  for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::simplex})
-    for (const Index d : {1, 6})
-      for (const Index m : {4, 9}) {
-        const std::vector<Matrix<T>> v = two_vectors<T>(d, 0.7);
-        for (const Matrix<T>& y : {v[1], Matrix<T>(-v[1]), v[0]}) {
-          const auto sample =
-              estimates([&](std::uint64_t seed) { return make<TestType>(d, m, projection, seed); }, v[0], y, 3000);
-          INFO("projection " << static_cast<int>(projection) << " d " << d << " m " << m);
-          CHECK(Statistics(sample).mean_sigmas(exp_xy(v[0].template cast<double>(), y.template cast<double>())) <=
-                five_sigma);
-        }
-      }
 }
 
 TEST_CASE("positive features with orthogonal rows are unbiased in opposite directions", "[feature_map][monte_carlo]") {

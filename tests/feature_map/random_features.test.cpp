@@ -4,7 +4,9 @@
 #include <concepts>
 #include <cstdint>
 #include <limits>
+#include <vector>
 
+#include "feature_map/statistics.hpp"
 #include "nprf/feature_map/elu.hpp"
 #include "nprf/feature_map/positive.hpp"
 #include "nprf/feature_map/trigonometric.hpp"
@@ -114,6 +116,23 @@ TEMPLATE_TEST_CASE("redrawn: a map with the caller's projection is rejected", "[
   const TestType given(Matrix<T>(Matrix<T>::Identity(3, 3)));
   check_invalid([&] { redrawn(given, 1); }, {"expected a projection that was drawn", "got the caller's rows"});
   check_invalid([&] { given.options(); }, {"features:", "got the caller's rows"});
+}
+
+TEMPLATE_TEST_CASE("the mean of phi(x).phi(y) over seeds is exp(x.y)", "[feature_map][monte_carlo]", NPRF_RANDOM_MAPS) {
+  using T = typename TestType::Scalar;
+  for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::simplex})
+    for (const Index d : {1, 6})
+      for (const Index m : {4, 9}) {
+        const std::vector<Matrix<T>> v = two_vectors<T>(d, 0.7);
+        const auto make = [&](std::uint64_t seed) {
+          return TestType({.input_dim = d, .num_features = m, .projection = projection, .seed = seed});
+        };
+        for (const Matrix<T>& y : {v[1], Matrix<T>(-v[1]), Matrix<T>(v[0] / 2)}) {
+          INFO("projection " << static_cast<int>(projection) << " d " << d << " m " << m);
+          CHECK(Statistics(estimates(make, v[0], y, 3000))
+                    .mean_sigmas(exp_xy(v[0].template cast<double>(), y.template cast<double>())) <= five_sigma);
+        }
+      }
 }
 
 }  // namespace nprf::test::feature_map_random_features

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "nprf/core/types.hpp"
+#include "support/random.hpp"
 
 namespace nprf::test {
 
@@ -55,6 +56,19 @@ std::vector<double> estimates(Make&& make, const Matrix<T>& x, const Matrix<T>& 
   std::vector<double> sample;
   for (std::uint64_t seed = 0; seed < seeds; ++seed) sample.push_back(kernel(make(seed), x, y)(0, 0));
   return sample;
+}
+
+inline double exp_xy(const Matrix<double>& x, const Matrix<double>& y) { return std::exp(x.row(0).dot(y.row(0))); }
+
+/// Two vectors of dimension d:  |x| = norm, |y| = 0.6 norm
+template <class T>
+std::vector<Matrix<T>> two_vectors(Index d, double norm) {
+  std::vector<Matrix<T>> pair;
+  for (const std::uint64_t seed : {100u, 101u}) {
+    const Matrix<double> x = normal<double>(1, d, seed);
+    pair.push_back((x * ((seed == 100 ? 1 : 0.6) * norm / x.norm())).template cast<T>());
+  }
+  return pair;
 }
 
 }  // namespace nprf::test

@@ -53,16 +53,6 @@ double tolerance(Index d) {
   return epsilon<T> * 20 * (static_cast<double>(d) / 4 + 4);
 }
 
-double exp_xy(const Matrix<double>& x, const Matrix<double>& y) { return std::exp(x.row(0).dot(y.row(0))); }
-
-// two vectors of dimension d:  |x| = norm, |y| = 0.6 norm
-template <class T>
-std::vector<Matrix<T>> two_vectors(Index d, double norm) {
-  const Matrix<double> x = normal<double>(2, d, 100);
-  return {(x.row(0) * (norm / x.row(0).norm())).template cast<T>(),
-          (x.row(1) * (0.6 * norm / x.row(1).norm())).template cast<T>()};
-}
-
 }  // namespace
 
 TEMPLATE_TEST_CASE("TRF: queries and keys times their omitted factors equal the formula", "[feature_map]",
@@ -154,23 +144,6 @@ TEMPLATE_TEST_CASE("TRF: a non-finite row does not affect the other rows", "[fea
       if (std::isnan(bad)) CHECK(k.row((wrong + 1) % 3).norm() <= T(3.001));
       if (std::isnan(bad)) CHECK(std::max(k.row((wrong + 1) % 3).norm(), k.row((wrong + 2) % 3).norm()) >= T(2.999));
     }
-}
-
-TEMPLATE_TEST_CASE("TRF: the mean of phi(x).phi(y) over seeds is exp(x.y)", "[feature_map][monte_carlo]",
-                   NPRF_TEST_SCALARS) {
-  using T = TestType;
-  for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::simplex})
-    for (const Index d : {1, 6})
-      for (const Index m : {4, 9}) {
-        const std::vector<Matrix<T>> v = two_vectors<T>(d, 0.8);
-        for (const Matrix<T>& y : {v[1], Matrix<T>(-v[1]), Matrix<T>(-v[0])}) {
-          const auto sample =
-              estimates([&](std::uint64_t seed) { return make<T>(d, m, projection, seed); }, v[0], y, 3000);
-          INFO("projection " << static_cast<int>(projection) << " d " << d << " m " << m);
-          CHECK(Statistics(sample).mean_sigmas(exp_xy(v[0].template cast<double>(), y.template cast<double>())) <=
-                five_sigma);
-        }
-      }
 }
 
 TEST_CASE("TRF: Gaussian rows have the variance of the formulas", "[feature_map][monte_carlo]") {
