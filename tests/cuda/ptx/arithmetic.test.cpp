@@ -58,9 +58,6 @@ TEST_CASE("integers are added, multiplied and divided", "[ptx]") {
   CHECK(word("neg.s32 %r5, 7") == minus(7));
   CHECK(longer("mul.wide.s32 %d5, -3, 5") == ~std::uint64_t{14});
   CHECK(longer("mul.wide.u32 %d5, 0xffffffff, 0xffffffff") == 0xfffffffe00000001u);
-  CHECK(longer("mad.wide.s32 %d5, -3, 5, 20") == 5);
-  CHECK(longer("mul.hi.s64 %d5, -3, 5") == ~std::uint64_t{0});
-  CHECK(longer("mul.hi.u64 %d5, -1, -2") == 0xfffffffffffffffdu);
   CHECK(longer("rem.s64 %d5, -7, 4") == ~std::uint64_t{2});
 }
 
@@ -74,17 +71,9 @@ TEST_CASE("bits are shifted, combined and moved", "[ptx]") {
   CHECK(word("or.b32 %r5, 12, 10") == 14);
   CHECK(word("xor.b32 %r5, 12, 10") == 6);
   CHECK(word("not.b32 %r5, 12") == ~12u);
-  CHECK(word("lop3.b32 %r5, 12, 10, 9, 0x96") == (12 ^ 10 ^ 9));
-  CHECK(word("lop3.b32 %r5, 12, 10, 9, 0xca") == ((12 & 10) | (~12 & 9)));
-  CHECK(word("bfe.u32 %r5, 0x12345678, 8, 12") == 0x456);
   CHECK(word("bfi.b32 %r5, 0xab, 0x12345678, 8, 4") == 0x12345b78);
   CHECK(longer("bfi.b64 %d5, 0xab, 0, 40, 8") == std::uint64_t{0xab} << 40);
   CHECK(word("prmt.b32 %r5, 0x33221100, 0x77665544, 0x7041") == 0x77004411);
-  CHECK(word("shf.l.wrap.b32 %r5, 0x80000000, 1, 1") == 3);
-  CHECK(word("shf.r.wrap.b32 %r5, 0, 1, 33") == 0x80000000);
-  CHECK(word("popc.b32 %r5, 0xf0f0") == 8);
-  CHECK(word("clz.b32 %r5, 1") == 31);
-  CHECK(word("brev.b32 %r5, 1") == 0x80000000);
   CHECK(longer("mov.b64 %d5, {%r0, 7}") == std::uint64_t{7} << 32);
   CHECK(word("mov.u64 %d5, 0x700000003; mov.b64 {%r6, %r5}, %d5") == 7);
   CHECK(word("mov.b32 %r6, 0x70003; mov.b32 {%h1, %h2}, %r6; mov.b32 %r5, {%h2, %h1}") == 0x30007);
@@ -97,16 +86,12 @@ TEST_CASE("comparisons treat signs and NaN as PTX defines", "[ptx]") {
   const std::string nan = "0f7FC00000", one = "0f3F800000";
   CHECK(holds("lt.s32 %p1, -1, 1"));
   CHECK(!holds("lt.u32 %p1, -1, 1"));
-  CHECK(holds("hi.u32 %p1, -1, 1"));
   CHECK(!holds("lt.f32 %p1, " + nan + ", " + one));
   CHECK(holds("ltu.f32 %p1, " + nan + ", " + one));
   CHECK(!holds("ne.f32 %p1, " + nan + ", " + one));
   CHECK(holds("neu.f32 %p1, " + nan + ", " + one));
   CHECK(holds("nan.f32 %p1, " + nan + ", " + one));
   CHECK(!holds("num.f32 %p1, " + nan + ", " + one));
-  CHECK(!holds("eq.s32 %p2, 1, 1; setp.lt.and.s32 %p1, 1, 2, !%p2"));
-  CHECK(holds("eq.s32 %p2, 1, 1; setp.gt.or.s32 %p1, 1, 2, %p2"));
-  CHECK(holds("gt.s32 %p2|%p1, 1, 2"));
 }
 
 TEST_CASE("floats are rounded in the mode of the instruction", "[ptx]") {
@@ -124,12 +109,7 @@ TEST_CASE("floats are rounded in the mode of the instruction", "[ptx]") {
   CHECK(!std::signbit(number("max.f32 %f5, %f6, %f7", -0.0f, 0.0f)));
   CHECK(number("neg.f32 %f5, %f6", 2) == -2);
   CHECK(number("abs.f32 %f5, %f6", -2) == 2);
-  CHECK(number("copysign.f32 %f5, %f6, %f7", -1, 3) == -3);
   CHECK(number("add.f32 %f5, %f6, %f7", 0x1p-127f, 0) == 0x1p-127f);
-  CHECK(number("add.ftz.f32 %f5, %f6, %f7", 0x1p-127f, 0) == 0);
-  CHECK(number("mul.ftz.f32 %f5, %f6, %f7", 0x1p-100f, 0x1p-30f) == 0);
-  CHECK(number("add.sat.f32 %f5, %f6, %f7", 3, 1) == 1);
-  CHECK(number("add.sat.f32 %f5, %f6, %f7", nan, 1) == 0);
   CHECK(longer("add.f64 %d5, 0d3FF0000000000000, 0d4000000000000000") == 0x4008000000000000u);
 }
 
@@ -160,28 +140,19 @@ TEST_CASE("conversions round, clamp and extend", "[ptx]") {
   CHECK(word("mov.b32 %f6, 0f3F800000; mov.b32 %f7, 0f40000000; cvt.rn.f16x2.f32 %r5, %f6, %f7") == 0x3c004000);
 }
 
-TEST_CASE("approximate instructions are correct to 2 units, and off by some if they are perturbed", "[ptx]") {
-  const auto check = [](const std::string& instruction, auto&& exact, float least, float most) {
-    int different = 0;
-    for (int k = 0; k < 40; ++k) {
-      const float x = least + (most - least) * static_cast<float>(k) / 40, y = exact(x);
-      INFO(instruction << " of " << x);
-      CHECK(number(instruction + " %f5, %f6", x) == y);
-      const float perturbed = number(instruction + " %f5, %f6", x, 0, 0, true);
-      CHECK(std::fabs(perturbed - y) <= 2 * (std::nextafter(std::fabs(y), 1e30f) - std::fabs(y)));
-      different += perturbed != y;
-    }
-    CHECK(different > 10);
-  };
-  const auto in_double = [](auto f) { return [f](float x) { return static_cast<float>(f(static_cast<double>(x))); }; };
-  check("ex2.approx.f32", in_double([](double x) { return std::exp2(x); }), -5.3f, 5.1f);
-  check("lg2.approx.f32", in_double([](double x) { return std::log2(x); }), 0.1f, 9.3f);
-  check("rcp.approx.f32", in_double([](double x) { return 1 / x; }), 0.1f, 9.3f);
-  check("rsqrt.approx.f32", in_double([](double x) { return 1 / std::sqrt(x); }), 0.1f, 9.3f);
-  check("sin.approx.f32", in_double([](double x) { return std::sin(x); }), 0.1f, 3.0f);
+TEST_CASE("2^x is correct to 2 units, and off by some if it is perturbed", "[ptx]") {
+  int different = 0;
+  for (int k = 0; k < 40; ++k) {
+    const float x = -5.3f + 0.26f * static_cast<float>(k), y = static_cast<float>(std::exp2(static_cast<double>(x)));
+    INFO("x " << x);
+    CHECK(number("ex2.approx.f32 %f5, %f6", x) == y);
+    const float perturbed = number("ex2.approx.f32 %f5, %f6", x, 0, 0, true);
+    CHECK(std::fabs(perturbed - y) <= 2 * (std::nextafter(y, 1e30f) - y));
+    different += perturbed != y;
+  }
+  CHECK(different > 10);
   CHECK(number("ex2.approx.ftz.f32 %f5, %f6", -130) == 0);
   CHECK(number("ex2.approx.f32 %f5, %f6", -130) == 0x1p-130f);
-  CHECK(number("div.approx.f32 %f5, %f6, %f7", 1, 3) == 1.0f / 3);
 }
 
 }  // namespace nprf::test::cuda_ptx_arithmetic

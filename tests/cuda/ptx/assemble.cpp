@@ -45,7 +45,7 @@ class Assembler {
       if (part == "v2") m_x.vector = 2;
       if (part == "v4") m_x.vector = 4;
       if (part == "v8") m_x.vector = 8;
-      if (part == "global" || part == "const") m_x.space = Space::global;
+      if (part == "global") m_x.space = Space::global;
       if (part.starts_with("shared")) m_x.space = Space::shared;
       if (part == "local") m_x.space = Space::local;
       if (part == "param") m_x.space = Space::parameter;
@@ -59,14 +59,13 @@ class Assembler {
     const std::string_view base = m_opcode.base();
     if (base == "bra") return set(Control::branch);
     if (base == "ret") return set(m_scope.function().is_kernel ? Control::exit : Control::leave);
-    if (base == "exit") return set(Control::exit);
-    if (base == "trap" || base == "brkpt") return set(Control::trap);
+    if (base == "trap") return set(Control::trap);
     if (base == "call") return read_call();
-    if (base == "ld" || base == "ldu") return read_load();
+    if (base == "ld") return read_load();
     if (base == "st") return read_store();
-    if (base == "atom" || base == "red") return read_atomic(base == "red");
+    if (base == "atom") return read_atomic();
     if (base == "cp") return read_copy();
-    if (base == "bar" || base == "barrier") return read_barrier();
+    if (base == "bar") return read_barrier();
     if (base == "shfl" || base == "vote") return read_shuffle();
     if (base == "mma") {
       set(Control::whole_warp);
@@ -87,7 +86,6 @@ class Assembler {
       m_x.destinations = m_x.count;
       return add_list(m_operands[1], m_x.type);
     }
-    if (base == "setp") return read_setp();
     for (std::size_t k = 0; k < m_operands.size(); ++k) add(m_operands[k], immediate_type(k));
   }
 
@@ -97,8 +95,7 @@ class Assembler {
     if (base == "cvt" && k >= 1) return m_x.source_type;
     if (base == "selp" && k == 3) return Type::predicate;
     if ((base == "shl" || base == "shr") && k == 2) return Type::u32;
-    if ((base == "bfe" && k >= 2) || (base == "bfi" && k >= 3)) return Type::u32;
-    if (m_opcode.has("wide") && k == 3) return bytes_of(m_x.type) == 4 ? Type::b64 : Type::b32;
+    if (base == "bfi" && k >= 3) return Type::u32;
     return m_x.type;
   }
 
@@ -146,15 +143,11 @@ class Assembler {
     add_list(m_operands.at(1), m_x.type);
   }
 
-  // destination, address, values
-  void read_atomic(bool has_no_destination) {
-    std::size_t k = 0;
-    if (has_no_destination)
-      m_x.operands[m_x.count++] = m_scope.unused(static_cast<std::uint8_t>(bytes_of(m_x.type) == 8 ? 8 : 4));
-    else
-      add(m_operands.at(k++), m_x.type);
-    add_address(m_operands.at(k++));
-    for (; k < m_operands.size(); ++k) add(m_operands[k], m_x.type);
+  // destination, address, value
+  void read_atomic() {
+    add(m_operands.at(0), m_x.type);
+    add_address(m_operands.at(1));
+    add(m_operands.at(2), m_x.type);
   }
 
   // to, from, bytes, bytes that are not zero
@@ -177,8 +170,8 @@ class Assembler {
     set(Control::block_barrier);
     if (m_opcode.has("red")) {
       m_x.destinations = 1;
-      m_x.combination = m_opcode.has("or") ? Combination::disjunction : Combination::conjunction;
-      if (!m_opcode.has("or") && !m_opcode.has("and")) fail("only barriers that combine by and or by or are known");
+      m_x.has_vote = true;
+      if (!m_opcode.has("or")) fail("only barriers that combine by or are known");
       if (m_operands.size() != 3) fail("only barriers of all threads are known");
       add(m_operands[0], Type::predicate);
       add_predicate(m_operands[2]);
@@ -197,23 +190,13 @@ class Assembler {
       m_operands[k].starts_with('!') ? add_predicate(m_operands[k]) : add(m_operands[k], Type::b32);
   }
 
-  // result|complement, a, b, predicate
-  void read_setp() {
-    const std::vector<std::string_view> results = split(m_operands.at(0), '|');
-    for (const std::string_view result : results) add(trim(result), Type::predicate);
-    m_x.destinations = m_x.count;
-    add(m_operands.at(1), m_x.type);
-    add(m_operands.at(2), m_x.type);
-    if (m_operands.size() > 3) add_predicate(m_operands[3]);
-  }
-
   void read_call() {
     set(Control::call);
     m_x.call = std::make_unique<Call>();
     const auto range = [&](std::string_view name) {
       const Variable* found = m_scope.variable(name);
       if (!found) fail("unknown argument " + std::string(name));
-      return Call::Range{static_cast<std::uint32_t>(found->at), found->size};
+      return Call::Range{found->at, found->size};
     };
     std::size_t k = 0;
     if (m_operands.at(0).front() == '(') m_x.call->result = range(inside(m_operands[k++]));
@@ -223,8 +206,6 @@ class Assembler {
   }
 
   void select() {
-    const std::string_view base = m_opcode.base();
-    if (base == "membar" || base == "fence" || base == "prefetch" || base == "discard" || base == "pragma") return;
     for (const auto family : {select_move, select_integer, select_bits, select_floating, select_approximate,
                               select_conversion, select_memory, select_atomic, select_copy, select_warp_wide})
       if ((m_x.execute = family(m_x, m_opcode))) return;

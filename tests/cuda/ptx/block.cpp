@@ -5,17 +5,8 @@
 
 namespace nprf::ptx {
 
-namespace {
-
-std::size_t shared_bytes(const Launch& launch) {
-  return launch.dynamic_shared == 0 ? launch.kernel.static_shared
-                                    : launch.kernel.dynamic_shared_at() + launch.dynamic_shared;
-}
-
-}  // namespace
-
 Block::Block(Machine& machine_, const Launch& launch_)
-    : machine(machine_), launch(launch_), shared(shared_bytes(launch_)), shared_shadow(shared_bytes(launch_)) {
+    : machine(machine_), launch(launch_), shared(launch_.shared), shared_shadow(launch_.shared) {
   const int warps = static_cast<int>((launch.threads_of_block() + warp_size - 1) / warp_size);
   for (int k = 0; k < warps; ++k) m_warps.push_back(std::make_unique<Warp>(*this, k));
 }
@@ -41,20 +32,18 @@ bool Block::run_warps() {
 
 void Block::pass_barrier() {
   const Instruction* barrier = nullptr;
-  bool any = false, all = true, are_some_gone = false;
+  bool any = false, are_some_gone = false;
   for (const auto& warp : m_warps) {
     are_some_gone = are_some_gone || warp->has_ended() || warp->has_ended_in_part();
     if (warp->has_ended()) continue;
     if (barrier && barrier != warp->barrier()) report(warp->barrier(), "warps of a block wait at different barriers");
     barrier = warp->barrier();
     any = any || warp->any_predicate();
-    all = all && warp->all_predicates();
   }
   if (are_some_gone) report(barrier, "a barrier of a block of which threads have ended");
-  const bool result = barrier->combination == Combination::disjunction ? any : all;
   machine.clock.pass_barrier();
   for (const auto& warp : m_warps)
-    if (!warp->has_ended()) warp->pass_barrier(result);
+    if (!warp->has_ended()) warp->pass_barrier(any);
 }
 
 }  // namespace nprf::ptx

@@ -36,29 +36,12 @@ struct MultiplyAdd {
     return static_cast<T>(std::uint64_t{a} * b + c);
   }
 };
-// the upper half of the product, without longer numbers than 64 bits
+// the upper half of the product
 struct MultiplyHigh {
   template <class T>
   T operator()(T a, T b) const {
-    if constexpr (sizeof(T) < 8) {
-      using Wide = std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>;
-      return static_cast<T>(Wide{a} * Wide{b} >> 8 * sizeof(T));
-    } else {
-      const auto x = static_cast<std::uint64_t>(a), y = static_cast<std::uint64_t>(b);
-      constexpr std::uint64_t low = 0xffffffffu;
-      const std::uint64_t middle = (x >> 32) * (y & low) + ((x & low) * (y & low) >> 32);
-      std::uint64_t high = (x >> 32) * (y >> 32) + (middle >> 32) + (((x & low) * (y >> 32) + (middle & low)) >> 32);
-      if (std::is_signed_v<T> && a < 0) high -= y;
-      if (std::is_signed_v<T> && b < 0) high -= x;
-      return static_cast<T>(high);
-    }
-  }
-};
-struct MultiplyHighAdd {
-  template <class T>
-  T operator()(T a, T b, T c) const {
-    return static_cast<T>(static_cast<std::make_unsigned_t<T>>(MultiplyHigh()(a, b)) +
-                          static_cast<std::make_unsigned_t<T>>(c));
+    using Wide = std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>;
+    return static_cast<T>(Wide{a} * Wide{b} >> 8 * sizeof(T));
   }
 };
 // PTX leaves the quotient by zero open
@@ -103,23 +86,21 @@ struct Magnitude {
   }
 };
 
-template <class Narrow, class Wide, bool adds>
+template <class Narrow, class Wide>
 void wide_product(Warp& warp, const Instruction& x, Lanes lanes) {
   for_lanes(lanes, [&](int lane) {
     const Wide a = warp.get<Narrow>(x.operands[1], lane), b = warp.get<Narrow>(x.operands[2], lane);
-    std::uint64_t value = static_cast<std::uint64_t>(a) * static_cast<std::uint64_t>(b);
-    if constexpr (adds) value += static_cast<std::uint64_t>(warp.get<Wide>(x.operands[3], lane));
-    warp.put<Wide>(x.operands[0], lane, static_cast<Wide>(value));
+    warp.put<Wide>(x.operands[0], lane,
+                   static_cast<Wide>(static_cast<std::uint64_t>(a) * static_cast<std::uint64_t>(b)));
   });
 }
 
-template <bool adds>
-Execute wide_products(Type type) {
+Execute select_wide_product(Type type) {
   switch (type) {
-    case Type::u16: return wide_product<std::uint16_t, std::uint32_t, adds>;
-    case Type::s16: return wide_product<std::int16_t, std::int32_t, adds>;
-    case Type::u32: return wide_product<std::uint32_t, std::uint64_t, adds>;
-    case Type::s32: return wide_product<std::int32_t, std::int64_t, adds>;
+    case Type::u16: return wide_product<std::uint16_t, std::uint32_t>;
+    case Type::s16: return wide_product<std::int16_t, std::int32_t>;
+    case Type::u32: return wide_product<std::uint32_t, std::uint64_t>;
+    case Type::s32: return wide_product<std::int32_t, std::int64_t>;
     default: return nullptr;
   }
 }
@@ -131,12 +112,12 @@ Execute select_integer(Instruction& x, const Opcode& opcode) {
   const std::string_view base = opcode.base();
   const Type type = x.type;
   if (opcode.has("cc") || base == "addc" || base == "subc" || base == "madc") return nullptr;
-  if (opcode.has("wide"))
-    return base == "mul" ? wide_products<false>(type) : base == "mad" ? wide_products<true>(type) : nullptr;
+  if (opcode.has("wide")) return base == "mul" ? select_wide_product(type) : nullptr;
   if (opcode.has("hi"))
-    return base == "mul"   ? of_integers<MultiplyHigh, 2>(type)
-           : base == "mad" ? of_integers<MultiplyHighAdd, 3>(type)
-                           : nullptr;
+    return base != "mul"       ? nullptr
+           : type == Type::s32 ? lanewise<MultiplyHigh, 2, std::int32_t>
+           : type == Type::u32 ? lanewise<MultiplyHigh, 2, std::uint32_t>
+                               : nullptr;
   if (base == "add") return of_bits<Add, 2>(type);
   if (base == "sub") return of_bits<Subtract, 2>(type);
   if (base == "mul") return of_bits<Multiply, 2>(type);

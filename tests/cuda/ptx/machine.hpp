@@ -20,8 +20,8 @@ using Extent = std::array<unsigned, 3>;  // x, y, z
 struct Launch {
   const Module& module;
   const Function& kernel;
-  Extent blocks, threads;  // threads of a block
-  std::uint32_t dynamic_shared;
+  Extent blocks, threads;       // threads of a block
+  std::uint32_t shared;         // bytes of a block
   const std::byte* parameters;  // in the layout of the kernel's parameters
   bool is_early = false;        // may run before kernels before have finished, until it waits for them
 

@@ -26,16 +26,6 @@ TEST_CASE("accesses beyond shared memory are found, also by generic addresses", 
   check_finding({.body = generic, .shared = 124}, "access beyond shared memory", "st.u32");
 }
 
-TEST_CASE("dynamic shared memory comes after a kernel's own variables", "[ptx]") {
-  check_clean({.body = ".shared .align 4 .b8 own[8]; mov.u32 %r6, dynamic; st.shared.u32 [%r6], %r0;",
-               .threads = 1,
-               .shared = 4});
-  check_finding({.body = ".shared .align 4 .b8 own[8]; mov.u32 %r6, dynamic; st.shared.u32 [%r6+4], %r0;",
-                 .threads = 1,
-                 .shared = 4},
-                "access beyond shared memory: 4 bytes at byte 0x84", "st.shared.u32");
-}
-
 TEST_CASE("accesses beyond local memory and beyond parameters are found", "[ptx]") {
   check_clean({.body = ".local .align 4 .b8 own[8]; mov.u64 %d2, own; st.local.u32 [%d2+4], %r0;"});
   check_finding({.body = ".local .align 4 .b8 own[8]; mov.u64 %d2, own; st.local.u32 [%d2+8], %r0;"},
@@ -154,9 +144,9 @@ TEST_CASE("atomic operations do not race with each other, but with other accesse
   CHECK(KernelCase{.body = add, .blocks = 3, .threads = 64}.run().words[0] == 3 * 64);
   check_finding({.body = "atom.global.add.u32 %r5, [%d0], 1; bar.sync 0; ld.global.u32 %r6, [%d0];", .blocks = 2},
                 "race, write after read", "atom.global.add.u32");
-  check_finding(
-      {.body = "st.global.u32 [%d1], %r0; setp.eq.u32 %p1, %r0, 1; @%p1 red.global.add.u32 [%d0], 1;", .threads = 2},
-      "race, write after write", "@%p1 red.global.add.u32");
+  check_finding({.body = "st.global.u32 [%d1], %r0; setp.eq.u32 %p1, %r0, 1; @%p1 atom.global.add.u32 %r5, [%d0], 1;",
+                 .threads = 2},
+                "race, write after write", "@%p1 atom.global.add.u32");
 }
 
 TEST_CASE("a kernel that may run early must wait for earlier kernels before it accesses global memory or ends",

@@ -3,7 +3,7 @@
 // Loads, stores and atomic operations.
 #include <algorithm>
 #include <cstdint>
-#include <type_traits>
+#include <functional>
 
 #include "cuda/ptx/assemble.hpp"
 #include "cuda/ptx/warp.hpp"
@@ -51,78 +51,24 @@ void atomic(Warp& warp, const Instruction& x, Lanes lanes) {
     std::byte* at = warp.memory(x, address, sizeof(T), lane, Warp::Kind::atomic);
     T old;
     std::memcpy(&old, at, sizeof(T));
-    const T a = warp.get<T>(x.operands[2], lane), b = x.count > 3 ? warp.get<T>(x.operands[3], lane) : T{};
-    const T value = Operation()(old, a, b);
+    const T value = Operation()(old, warp.get<T>(x.operands[2], lane));
     std::memcpy(at, &value, sizeof(T));
     warp.put<T>(x.operands[0], lane, old);
   });
 }
 
-struct Add {
-  template <class T>
-  T operator()(T old, T a, T) const {
-    return static_cast<T>(old + a);
-  }
-};
 struct Max {
   template <class T>
-  T operator()(T old, T a, T) const {
+  T operator()(T old, T a) const {
     return std::max(old, a);
   }
 };
-struct Min {
-  template <class T>
-  T operator()(T old, T a, T) const {
-    return std::min(old, a);
-  }
-};
-struct Exchange {
-  template <class T>
-  T operator()(T, T a, T) const {
-    return a;
-  }
-};
-struct CompareAndSwap {
-  template <class T>
-  T operator()(T old, T a, T b) const {
-    return old == a ? b : old;
-  }
-};
-struct And {
-  template <class T>
-  T operator()(T old, T a, T) const {
-    if constexpr (std::is_integral_v<T>) return old & a;
-    return old;
-  }
-};
-struct Or {
-  template <class T>
-  T operator()(T old, T a, T) const {
-    if constexpr (std::is_integral_v<T>) return old | a;
-    return old;
-  }
-};
-
-template <class Operation>
-Execute atomic_of(Type type) {
-  switch (type) {
-    case Type::b32:
-    case Type::u32: return atomic<std::uint32_t, Operation>;
-    case Type::s32: return atomic<std::int32_t, Operation>;
-    case Type::b64:
-    case Type::u64: return atomic<std::uint64_t, Operation>;
-    case Type::s64: return atomic<std::int64_t, Operation>;
-    case Type::f32: return atomic<float, Operation>;
-    case Type::f64: return atomic<double, Operation>;
-    default: return nullptr;
-  }
-}
 
 }  // namespace memory_operations
 
 Execute select_memory(Instruction& x, const Opcode& opcode) {
   using namespace memory_operations;
-  const bool is_load = opcode.base() == "ld" || opcode.base() == "ldu";
+  const bool is_load = opcode.base() == "ld";
   if (!is_load && opcode.base() != "st") return nullptr;
   if (is_load && x.type == Type::s8) return load<std::int8_t>;
   if (is_load && x.type == Type::s16) return load<std::int16_t>;
@@ -137,14 +83,9 @@ Execute select_memory(Instruction& x, const Opcode& opcode) {
 
 Execute select_atomic(Instruction& x, const Opcode& opcode) {
   using namespace memory_operations;
-  if (opcode.base() != "atom" && opcode.base() != "red") return nullptr;
-  if (opcode.has("add")) return atomic_of<Add>(x.type);
-  if (opcode.has("max")) return atomic_of<Max>(x.type);
-  if (opcode.has("min")) return atomic_of<Min>(x.type);
-  if (opcode.has("exch")) return atomic_of<Exchange>(x.type);
-  if (opcode.has("cas")) return atomic_of<CompareAndSwap>(x.type);
-  if (opcode.has("and")) return atomic_of<And>(x.type);
-  if (opcode.has("or")) return atomic_of<Or>(x.type);
+  if (opcode.base() != "atom") return nullptr;
+  if (opcode.has("add") && x.type == Type::u32) return atomic<std::uint32_t, std::plus<>>;
+  if (opcode.has("max") && x.type == Type::s32) return atomic<std::int32_t, Max>;
   return nullptr;
 }
 

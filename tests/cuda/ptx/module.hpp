@@ -69,7 +69,6 @@ enum class Control : std::uint8_t {
 
 enum class Rounding : std::uint8_t { nearest, zero, down, up };
 enum class Comparison : std::uint8_t { eq, ne, lt, le, gt, ge, equ, neu, ltu, leu, gtu, geu, num, nan };
-enum class Combination : std::uint8_t { none, conjunction, disjunction, exclusive };
 
 /// A register: 32 values of `width` bytes, 4 or 8, from a byte of the function's registers on.
 struct Operand {
@@ -105,9 +104,9 @@ struct Instruction {
   Type type = Type::b32, source_type = Type::b32;
   Space space = Space::generic;
   Rounding rounding = Rounding::nearest;
-  Combination combination = Combination::none;
   bool flushes = false, saturates = false;  // subnormal numbers to zero; to [0, 1]
   bool is_guarded = false, guard_is_negated = false, predicate_is_negated = false;
+  bool has_vote = false;                 // of a barrier: whether any of the threads has its predicate
   bool is_of_kernel_parameters = false;  // an address in the launch's parameters
   bool is_copy = false;                  // from global to shared memory
   std::uint8_t count = 0;                // of operands
@@ -127,7 +126,7 @@ struct Instruction {
 };
 
 /// A special register that differs by lane or by block, and where its values are kept.
-enum class Special : std::uint8_t { thread, threads, block, blocks, lane, lanes_less, warp };
+enum class Special : std::uint8_t { thread, threads, block, blocks };
 struct SpecialRegister {
   Special which;
   int axis;
@@ -147,24 +146,13 @@ struct Function {
   Parameter result;
   std::vector<std::byte> registers;  // their values at the start: constants
   std::vector<SpecialRegister> specials;
-  std::uint32_t static_shared = 0;  // bytes of its variables in shared memory
-  unsigned max_threads = 1024;      // of a block
-
-  std::uint32_t dynamic_shared_at() const { return aligned(static_shared, 128); }
-};
-
-/// A variable in global memory: aligned memory of the host.
-struct GlobalVariable {
-  std::unique_ptr<std::byte[]> memory;
-  std::byte* data = nullptr;
-  std::size_t size = 0;
+  unsigned max_threads = 1024;  // of a block
 };
 
 struct Module {
   std::unique_ptr<std::string> source;  // keeps its place: instructions refer to it
   std::vector<std::unique_ptr<Function>> functions;
   std::map<std::string, int, std::less<>> function_index;
-  std::map<std::string, GlobalVariable, std::less<>> globals;
   std::vector<std::string> files;
   std::uint32_t local_bytes = 0;  // of local memory of a thread
 

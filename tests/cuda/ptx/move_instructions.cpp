@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 //
 // Moves, selections, comparisons and conversions of addresses.
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <type_traits>
 #include <utility>
 
@@ -75,27 +77,11 @@ bool holds(T a, T b) {
   }
 }
 
-bool combined(Combination how, bool a, bool b) {
-  switch (how) {
-    case Combination::none: return a;
-    case Combination::conjunction: return a && b;
-    case Combination::disjunction: return a || b;
-    case Combination::exclusive: return a != b;
-  }
-  return a;
-}
-
 template <class T, Comparison comparison>
 void compare(Warp& warp, const Instruction& x, Lanes lanes) {
-  const std::size_t first = x.destinations;
   for_lanes(lanes, [&](int lane) {
-    const bool result =
-        holds<T, comparison>(warp.get<T>(x.operands[first], lane), warp.get<T>(x.operands[first + 1], lane));
-    bool other = false;
-    if (x.combination != Combination::none)
-      other = (warp.get<std::uint32_t>(x.operands[first + 2], lane) != 0) != x.predicate_is_negated;
-    warp.put<std::uint32_t>(x.operands[0], lane, combined(x.combination, result, other));
-    if (first == 2) warp.put<std::uint32_t>(x.operands[1], lane, combined(x.combination, !result, other));
+    const bool result = holds<T, comparison>(warp.get<T>(x.operands[1], lane), warp.get<T>(x.operands[2], lane));
+    warp.put<std::uint32_t>(x.operands[0], lane, result);
   });
 }
 
@@ -103,8 +89,7 @@ constexpr std::pair<std::string_view, Comparison> comparisons[] = {
     {"eq", Comparison::eq},   {"ne", Comparison::ne},   {"lt", Comparison::lt},   {"le", Comparison::le},
     {"gt", Comparison::gt},   {"ge", Comparison::ge},   {"equ", Comparison::equ}, {"neu", Comparison::neu},
     {"ltu", Comparison::ltu}, {"leu", Comparison::leu}, {"gtu", Comparison::gtu}, {"geu", Comparison::geu},
-    {"num", Comparison::num}, {"nan", Comparison::nan}, {"lo", Comparison::lt},   {"ls", Comparison::le},
-    {"hi", Comparison::gt},   {"hs", Comparison::ge}};
+    {"num", Comparison::num}, {"nan", Comparison::nan}};
 
 template <class T>
 Execute comparing(Comparison comparison) {
@@ -115,13 +100,13 @@ Execute comparing(Comparison comparison) {
   return table[static_cast<std::size_t>(comparison)];
 }
 
-Execute select_comparison(Instruction& x, const Opcode& opcode) {
-  Comparison comparison = Comparison::eq;
-  for (const auto& [name, known] : comparisons)
-    if (opcode.parts.size() > 1 && opcode.parts[1] == name) comparison = known;
-  if (opcode.has("and")) x.combination = Combination::conjunction;
-  if (opcode.has("or")) x.combination = Combination::disjunction;
-  if (opcode.has("xor")) x.combination = Combination::exclusive;
+// those with the name of the comparison and the type alone
+Execute select_comparison(const Instruction& x, const Opcode& opcode) {
+  if (opcode.parts.size() != 3) return nullptr;
+  const auto* const found = std::find_if(std::begin(comparisons), std::end(comparisons),
+                                         [&](const auto& known) { return known.first == opcode.parts[1]; });
+  if (found == std::end(comparisons)) return nullptr;
+  const Comparison comparison = found->second;
   switch (x.type) {
     case Type::b16:
     case Type::u16: return comparing<std::uint16_t>(comparison);

@@ -17,7 +17,6 @@ namespace {
 /// What follows a state space: ".align 8 .b8 name[16]".
 struct Declaration {
   std::string_view name;
-  Type type = Type::b8;
   std::uint32_t alignment = 1, size = 0;
 };
 
@@ -32,17 +31,17 @@ class Parser {
         function(true);
       else if (first == ".func")
         function(false);
-      else if (first == ".global" || first == ".const" || first == ".shared")
-        module_variable(first);
+      else if (first == ".shared")
+        dynamic_shared_memory();
       else if (first == ".file")
         file();
       else if (first == ".section")
         until('}');
       else if (first == ".version" || first == ".target" || first == ".address_size")
         until('\n');
-      else if (first == ".alias" || first == ".pragma" || first.empty())
+      else if (first == ".pragma" || first.empty())
         until(';');
-      else if (first != ".visible" && first != ".weak" && first != ".extern" && first != ".common")
+      else if (first != ".visible" && first != ".weak" && first != ".extern")
         fail("unknown directive " + std::string(first));
     }
     link();
@@ -105,7 +104,6 @@ class Parser {
       if (part == ".align") {
         x.alignment = static_cast<std::uint32_t>(integer(word()));
       } else if (const Type type = type_named(part.substr(1)); type != Type::none) {
-        x.type = type;
         x.size = static_cast<std::uint32_t>(bytes_of(type));
         x.alignment = std::max(x.alignment, x.size);
       }
@@ -121,42 +119,12 @@ class Parser {
     return at;
   }
 
-  static std::uint64_t take_shared(const Declaration& x, std::uint32_t& bytes) {
-    const std::uint32_t at = aligned(bytes, x.alignment);
-    bytes = at + x.size;
-    return at;
-  }
-
-  void module_variable(std::string_view space) {
+  // kernels declare their dynamic memory alone, which is all of a block's shared memory
+  void dynamic_shared_memory() {
     const Declaration x = declaration();
-    if (space == ".shared") {
-      m_variables[x.name] = {Space::shared, take_shared(x, m_module_shared), x.size};
-      until(';');
-      return;
-    }
-    GlobalVariable& variable = m_module.globals[std::string(x.name)];
-    constexpr std::size_t alignment = 256;
-    variable.size = x.size;
-    variable.memory = std::make_unique<std::byte[]>(x.size + alignment);
-    variable.data =
-        variable.memory.get() + alignment - reinterpret_cast<std::uintptr_t>(variable.memory.get()) % alignment;
-    if (next() == '=') initialise(variable, x);
+    if (x.size != 0) fail("only dynamic shared memory is known, got " + std::string(x.name));
+    m_variables[x.name] = {};
     until(';');
-    m_variables[x.name] = {Space::global, reinterpret_cast<std::uintptr_t>(variable.data), x.size};
-  }
-
-  void initialise(const GlobalVariable& variable, const Declaration& x) {
-    expect('=');
-    const bool is_list = accept('{');
-    std::string_view values = m_text.substr(m_at, m_text.find(is_list ? '}' : ';', m_at) - m_at);
-    const std::size_t width = static_cast<std::size_t>(bytes_of(x.type));
-    std::size_t at = 0;
-    for (const std::string_view value : split_list(values)) {
-      const auto bits = immediate(value, x.type);
-      if (!bits || at + width > variable.size) fail("an initial value that is not known: " + std::string(value));
-      std::memcpy(variable.data + at, &*bits, width);
-      at += width;
-    }
   }
 
   void file() {
@@ -174,13 +142,12 @@ class Parser {
     auto made = std::make_unique<Function>();
     Function& f = *made;
     f.is_kernel = is_kernel;
-    f.static_shared = m_module_shared;
     Scope scope(f, m_variables);
     if (accept('(')) {
       word();  // .param
       const Declaration x = declaration();
       f.result = {take_local(x), x.size};
-      scope.declare(x.name, {Space::local, f.result.at, x.size});
+      scope.declare(x.name, {f.result.at, x.size});
       expect(')');
     }
     f.name = std::string(word());
@@ -214,7 +181,7 @@ class Parser {
         at = take_local(x);
       }
       f.parameters.push_back({at, x.size});
-      scope.declare(x.name, {f.is_kernel ? Space::parameter : Space::local, at, x.size, f.is_kernel});
+      scope.declare(x.name, {at, x.size, f.is_kernel});
     }
   }
 
@@ -254,11 +221,7 @@ class Parser {
     if (name == ".reg") return registers(scope);
     if (name == ".local" || name == ".param") {
       const Declaration x = declaration();
-      scope.declare(x.name, {Space::local, take_local(x), x.size});
-      until(';');
-    } else if (name == ".shared") {
-      const Declaration x = declaration();
-      scope.declare(x.name, {Space::shared, take_shared(x, f.static_shared), x.size});
+      scope.declare(x.name, {take_local(x), x.size});
       until(';');
     } else if (name == ".loc") {
       m_file = static_cast<int>(integer(word()));
@@ -327,7 +290,6 @@ class Parser {
   Module& m_module;
   std::string_view m_text;
   std::size_t m_at = 0;
-  std::uint32_t m_module_shared = 0;
   Scope::Variables m_variables;
   std::unordered_map<std::string_view, int> m_labels;
   std::vector<std::pair<std::size_t, std::string_view>> m_branches;

@@ -26,9 +26,12 @@ TEST_CASE("what the interpreter does not support is refused, with its line", "[p
   CHECK(of("wgmma.fence.sync.aligned;") == "PTX, line 19: unknown operation in wgmma.fence.sync.aligned;");
   CHECK(of("add.s32 %r5, %r99, 1;").find("unknown operand %r99") != std::string::npos);
   CHECK(of("bra nowhere;").find("unknown label nowhere") != std::string::npos);
+  CHECK(of("setp.lt.and.s32 %p1, 1, 2, %p2;").find("unknown operation") != std::string::npos);
+  CHECK(of("add.ftz.f32 %f5, %f6, %f7;").find("unknown operation") != std::string::npos);
   CHECK(of("bar.sync 1;").find("only barrier 0 is known") != std::string::npos);
   CHECK(of("bar.sync 0, 32;").find("only barriers of all threads are known") != std::string::npos);
-  CHECK(refusal(".version 9.0\n.surface x;").starts_with("PTX, line 2: unknown directive .surface"));
+  CHECK(refusal(".version 9.0\n.global x;").starts_with("PTX, line 2: unknown directive .global"));
+  CHECK(refusal(".shared .b8 x[8];").find("only dynamic shared memory is known, got x") != std::string::npos);
   CHECK(refusal(".entry kernel() { ret;").find("the text ends too early") != std::string::npos);
 }
 
@@ -47,26 +50,6 @@ TEST_CASE("comments are skipped, and lines of the source are reported", "[ptx]")
   const auto findings = machine.run({module, *module.find("kernel"), {1, 1, 1}, {1, 1, 1}, 0, nullptr});
   REQUIRE(findings.size() == 1);
   CHECK(findings[0].text() == "a trap; kernel kernel, block 0,0,0, instruction trap;, kernel.cu:77");
-}
-
-TEST_CASE("variables in global memory have their initial values", "[ptx]") {
-  const std::string text =
-      ".global .align 4 .b8 table[8] = {1, 2, 3, 4, 0xff};\n" +
-      KernelCase{.body =
-                     "mov.u64 %d2, table; ld.global.u32 %r5, [%d2]; ld.global.u32 %r6, [table+4];\n"
-                     "st.global.u32 [%d0], %r5; st.global.u32 [%d0+4], %r6;"}
-          .text();
-  const ptx::Module module = ptx::parse(text);
-  std::uint32_t words[2] = {};
-  std::uint32_t* data = words;
-  ptx::Machine machine;
-  machine.memory.add(words, sizeof(words));
-  for (const auto& [name, variable] : module.globals) machine.memory.add(variable.data, variable.size);
-  CHECK(
-      machine.run({module, *module.find("kernel"), {1, 1, 1}, {1, 1, 1}, 0, reinterpret_cast<const std::byte*>(&data)})
-          .empty());
-  CHECK(words[0] == 0x04030201);
-  CHECK(words[1] == 0xff);
 }
 
 }  // namespace nprf::test::cuda_ptx_parser

@@ -45,8 +45,7 @@ struct Kernel {
 
 // barriers of a block or a warp that only synchronise
 bool is_barrier(const Instruction& x) {
-  return x.control == Control::warp_barrier ||
-         (x.control == Control::block_barrier && x.combination == Combination::none);
+  return x.control == Control::warp_barrier || (x.control == Control::block_barrier && !x.has_vote);
 }
 // those whose source ends with `line`
 void leave_out_barriers(Module& module, std::string_view line) {
@@ -85,7 +84,6 @@ class Runtime {
     Unit& unit = *kernel.unit;
     if (!unit.module) {
       unit.module = std::make_unique<Module>(parse(std::move(unit.source)));
-      for (const auto& [name, variable] : unit.module->globals) machine.memory.add(variable.data, variable.size);
       if (!m_left_out.empty()) leave_out_barriers(*unit.module, m_left_out);
     }
     const Function* found = unit.module->find(kernel.name);
@@ -163,15 +161,13 @@ bool is_launchable(dim3 grid, dim3 block) {
          grid.x <= 0x7fffffff && grid.y <= 65535 && grid.z <= 65535;
 }
 
-cudaError_t launch(const void* handle, dim3 grid, dim3 block, void** arguments, std::size_t shared,
-                   bool is_early = false) {
+cudaError_t launch(const void* handle, dim3 grid, dim3 block, void** arguments, std::size_t shared, bool is_early) {
   Runtime& runtime = Runtime::get();
   const Kernel* kernel = runtime.kernel(handle);
   if (!kernel) return cudaErrorInvalidDeviceFunction;
   const Function& function = runtime.function(*kernel);
   if (!is_launchable(grid, block)) return cudaErrorInvalidConfiguration;
-  if (shared + function.static_shared > static_cast<std::size_t>(kernel->allowed_shared) ||
-      block.x * block.y * block.z > function.max_threads)
+  if (shared > static_cast<std::size_t>(kernel->allowed_shared) || block.x * block.y * block.z > function.max_threads)
     return cudaErrorInvalidValue;
   std::vector<std::byte> parameters(function.parameter_bytes);
   for (std::size_t k = 0; k < function.parameters.size(); ++k)
@@ -274,7 +270,6 @@ void __cudaRegisterFunction(void** unit, const char* handle, char*, const char* 
                             int*) {
   Runtime::get().kernels[handle] = {reinterpret_cast<nprf::ptx::Unit*>(unit), name};
 }
-void __cudaRegisterVar(void**, char*, char*, const char*, int, std::size_t, int, int) {}
 char __cudaInitModule(void**) { return 1; }
 unsigned __cudaPushCallConfiguration(dim3, dim3, std::size_t, cudaStream_t) { return 1; }  // kernel<<<..>>> is not used
 cudaError_t __cudaPopCallConfiguration(dim3*, dim3*, std::size_t*, void*) { return cudaErrorNotSupported; }
@@ -296,10 +291,6 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* ha
   return Runtime::get().result(
       nprf::ptx::launch(handle, config->gridDim, config->blockDim, arguments, config->dynamicSmemBytes, is_early));
 }
-cudaError_t cudaLaunchKernel(const void* handle, dim3 grid, dim3 block, void** arguments, std::size_t shared,
-                             cudaStream_t) {
-  return Runtime::get().result(nprf::ptx::launch(handle, grid, block, arguments, shared));
-}
 cudaError_t cudaFuncSetAttribute(const void* handle, cudaFuncAttribute attribute, int value) {
   nprf::ptx::Kernel* kernel = Runtime::get().kernel(handle);
   if (!kernel || attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value > Runtime::get().most_shared())
@@ -317,10 +308,6 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, 
                                                                    std::size_t shared, unsigned) {
   *blocks = std::min(2048 / threads, Runtime::get().most_shared() / static_cast<int>(std::max<std::size_t>(shared, 1)));
   return cudaSuccess;
-}
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* handle, int threads,
-                                                          std::size_t shared) {
-  return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, handle, threads, shared, 0);
 }
 
 // ---- the device and its errors
@@ -389,9 +376,6 @@ cudaError_t cudaFreeAsync(void* data, cudaStream_t) { return cudaFree(data); }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
   return nprf::ptx::copy(to, from, bytes, kind);
 }
-cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
-  return nprf::ptx::copy(to, from, bytes, kind);
-}
 cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t) {
   if (!nprf::ptx::is_on_device(to, bytes)) return Runtime::get().result(cudaErrorInvalidValue);
   std::memset(to, value, bytes);
@@ -406,6 +390,5 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 
 }  // extern "C"

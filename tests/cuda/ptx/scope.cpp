@@ -26,8 +26,7 @@ std::optional<std::pair<std::string_view, unsigned>> numbered(std::string_view n
   return std::pair{name.substr(0, first), number};
 }
 
-}  // namespace
-
+// the bits of an immediate of this type; nothing if the text is not a number
 std::optional<std::uint64_t> immediate(std::string_view text, Type type) {
   if (text.empty()) return std::nullopt;
   const std::string copy(text);
@@ -39,9 +38,10 @@ std::optional<std::uint64_t> immediate(std::string_view text, Type type) {
     return std::bit_cast<std::uint32_t>(static_cast<float>(std::bit_cast<double>(bits)));
   }
   if (is_digit(copy[0]) || (copy[0] == '-' && copy.size() > 1)) return static_cast<std::uint64_t>(integer(text));
-  if (text == "WARP_SZ") return warp_size;
   return std::nullopt;
 }
+
+}  // namespace
 
 Operand Scope::add_registers(std::uint8_t width, unsigned count) {
   const std::size_t at = m_function.registers.size();
@@ -99,12 +99,6 @@ std::optional<Operand> Scope::special(std::string_view name) {
     which = Special::block;
   else if (of_axis("%nctaid"))
     which = Special::blocks;
-  else if (name == "%laneid")
-    which = Special::lane;
-  else if (name == "%lanemask_lt")
-    which = Special::lanes_less;
-  else if (name == "%warpid")
-    which = Special::warp;
   else
     return std::nullopt;
   const Operand place = add_registers(4, 1);
@@ -114,12 +108,10 @@ std::optional<Operand> Scope::special(std::string_view name) {
 
 Operand Scope::operand(std::string_view text, Type type) {
   if (const auto found = find_register(text)) return *found;
-  if (text == "_") return unused(8);
   const std::uint8_t width = bytes_of(type) == 8 ? 8 : 4;
   if (const auto bits = immediate(text, type)) return constant(width == 4 ? *bits & 0xffffffffu : *bits, width);
   if (const auto found = special(text)) return *found;
-  if (const Variable* found = variable(text))
-    return constant(found->is_dynamic_shared() ? m_function.dynamic_shared_at() : found->at, width);
+  if (const Variable* found = variable(text)) return constant(found->at, width);
   throw std::runtime_error("unknown operand " + std::string(text));
 }
 

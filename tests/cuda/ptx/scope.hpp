@@ -13,15 +13,10 @@
 
 namespace nprf::ptx {
 
-/// A variable: bytes from an address in a space on.
+/// A variable: bytes of its space.
 struct Variable {
-  Space space = Space::local;
-  std::uint64_t at = 0;
-  std::uint32_t size = 0;
+  std::uint32_t at = 0, size = 0;
   bool is_kernel_parameter = false;
-
-  // an array without a size is the launch's dynamic memory; it comes after a kernel's own variables, declared before
-  bool is_dynamic_shared() const { return space == Space::shared && size == 0; }
 };
 
 /// The names that a function's instructions use, and its registers.
@@ -46,8 +41,6 @@ class Scope {
   std::optional<Operand> find_register(std::string_view name) const;
   /// A register, a special register, an immediate of this type or the address of a variable. Throws if it is none.
   Operand operand(std::string_view text, Type type);
-  /// A register that no instruction reads.
-  Operand unused(std::uint8_t width) { return add_registers(width, 1); }
   /// A register with this value in all lanes.
   Operand constant(std::uint64_t value, std::uint8_t width);
 
@@ -72,8 +65,5 @@ class Scope {
   std::map<std::pair<std::uint64_t, std::uint8_t>, Operand> m_constants;
   std::unordered_map<std::string_view, Operand> m_specials;
 };
-
-/// The bits of an immediate of this type; nothing if the text is not a number.
-std::optional<std::uint64_t> immediate(std::string_view text, Type type);
 
 }  // namespace nprf::ptx

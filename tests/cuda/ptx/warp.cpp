@@ -68,9 +68,6 @@ std::uint32_t Warp::special(const SpecialRegister& x, int lane) const {
     case Special::threads: return threads[axis];
     case Special::block: return m_block.index[axis];
     case Special::blocks: return m_block.launch.blocks[axis];
-    case Special::lane: return static_cast<unsigned>(lane);
-    case Special::lanes_less: return lane_bit(lane) - 1;
-    case Special::warp: return static_cast<unsigned>(m_index);
   }
   return 0;
 }
@@ -254,22 +251,20 @@ Lanes Warp::needed(const Instruction& x, Lanes lanes) const {
 
 void Warp::wait_for_block(const Instruction& x) {
   m_barrier = &x;
-  if (x.combination == Combination::none) return;
   m_any = false;
-  m_all = true;
+  if (!x.has_vote) return;
   for_lanes(m_alive, [&](int lane) {
     const bool predicate = (get<std::uint32_t>(x.operands[1], lane) != 0) != x.predicate_is_negated;
     m_any = m_any || predicate;
-    m_all = m_all && predicate;
   });
 }
 
-void Warp::pass_barrier(bool result) {
+void Warp::pass_barrier(bool any_of_block) {
   m_syncs = 0;
-  if (m_barrier->combination == Combination::none) return;
+  if (!m_barrier->has_vote) return;
   const auto lane = static_cast<std::size_t>(std::countr_zero(m_alive));
   use_registers(*m_function[lane]);
-  for_lanes(m_alive, [&](int k) { put<std::uint32_t>(m_barrier->operands[0], k, result); });
+  for_lanes(m_alive, [&](int k) { put<std::uint32_t>(m_barrier->operands[0], k, any_of_block); });
 }
 
 }  // namespace nprf::ptx

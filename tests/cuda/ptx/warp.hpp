@@ -43,11 +43,10 @@ class Warp {
   const Instruction* barrier() const { return m_barrier; }
   /// Whether lanes have ended, others not.
   bool has_ended_in_part() const { return m_alive != 0 && m_alive != m_existing; }
-  /// Of the predicates of the lanes at a barrier: whether any, or all, are true.
+  /// Whether the predicate of any lane at the barrier is true.
   bool any_predicate() const { return m_any; }
-  bool all_predicates() const { return m_all; }
-  /// Passes the barrier, which has this result, if it has one.
-  void pass_barrier(bool result);
+  /// Passes the barrier, whose result, if it has one, is that of the block.
+  void pass_barrier(bool any_of_block);
 
   // for the functions that execute instructions
 
@@ -155,7 +154,7 @@ class Warp {
   std::array<const Function*, warp_size> m_function{};
   std::array<std::vector<Frame>, warp_size> m_stack;
   const Instruction* m_barrier = nullptr;
-  bool m_any = false, m_all = false;
+  bool m_any = false;
   std::uint16_t m_syncs = 0;
   std::byte* m_registers = nullptr;                     // of the function that runs
   std::vector<std::vector<std::byte>> m_all_registers;  // of each function of the module that has run

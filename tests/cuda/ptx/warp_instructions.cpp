@@ -19,19 +19,15 @@ namespace nprf::ptx {
 
 namespace warp_operations {
 
-enum Shuffle : std::uint8_t { exclusive_or, index, from_below, from_above };
-enum Vote : std::uint8_t { all_of, any_of, ballot };
+enum Shuffle : std::uint8_t { exclusive_or, index };
 
 // the lane that a lane reads from, or itself if that is outside of its segment
 int source_lane(std::uint8_t mode, int lane, std::uint32_t operand, std::uint32_t clamp, bool& is_inside) {
   const int b = static_cast<int>(operand & 31), segment = static_cast<int>(clamp >> 8 & 31),
             c = static_cast<int>(clamp & 31);
   const int first = lane & segment, last = first | (c & ~segment);
-  const int source = mode == exclusive_or ? lane ^ b
-                     : mode == index      ? first | (b & ~segment)
-                     : mode == from_below ? lane - b
-                                          : lane + b;
-  is_inside = mode == from_below ? source >= last : source <= last;
+  const int source = mode == exclusive_or ? lane ^ b : first | (b & ~segment);
+  is_inside = source <= last;
   return is_inside ? source : lane;
 }
 
@@ -51,13 +47,12 @@ void shuffle(Warp& warp, const Instruction& x, Lanes lanes) {
   });
 }
 
-void vote(Warp& warp, const Instruction& x, Lanes lanes) {
+void ballot(Warp& warp, const Instruction& x, Lanes lanes) {
   Lanes agreeing = 0;
   for_lanes(lanes, [&](int lane) {
     if ((warp.get<std::uint32_t>(x.operands[1], lane) != 0) != x.predicate_is_negated) agreeing |= lane_bit(lane);
   });
-  const std::uint32_t result = x.mode == ballot ? agreeing : x.mode == any_of ? agreeing != 0 : agreeing == lanes;
-  for_lanes(lanes, [&](int lane) { warp.put<std::uint32_t>(x.operands[0], lane, result); });
+  for_lanes(lanes, [&](int lane) { warp.put<std::uint32_t>(x.operands[0], lane, agreeing); });
 }
 
 // The sum of c and of products, as Hopper's tensor cores compute it (measured by others; PTX leaves it open): all terms
@@ -202,13 +197,10 @@ Execute select_warp_wide(Instruction& x, const Opcode& opcode) {
   const std::string_view base = opcode.base();
   if (base == "griddepcontrol") return opcode.has("wait") ? wait_for_kernels : allow_next_kernel;
   if (base == "shfl") {
-    x.mode = opcode.has("bfly") ? exclusive_or : opcode.has("idx") ? index : opcode.has("up") ? from_below : from_above;
-    return shuffle;
+    x.mode = opcode.has("bfly") ? exclusive_or : index;
+    return opcode.has("bfly") || opcode.has("idx") ? shuffle : nullptr;
   }
-  if (base == "vote") {
-    x.mode = opcode.has("ballot") ? ballot : opcode.has("any") ? any_of : all_of;
-    return opcode.has("uni") ? nullptr : vote;
-  }
+  if (base == "vote") return opcode.has("ballot") ? ballot : nullptr;
   if (base == "mma") return select_mma(x, opcode);
   if (base == "ldmatrix") {
     x.mode = opcode.has("trans") ? 1 : 0;
