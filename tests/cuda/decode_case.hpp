@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -37,6 +38,14 @@ inline DecodePosition of_window(Index reach) {
   Vector<float> table = 0.5f * random_table<float>(reach + 2, 3);
   table.head(2).setConstant(-std::numeric_limits<float>::infinity());
   return {"window", RelativePosition<float>(table)};
+}
+
+/// How many of the last and of the first keys have the weights of softmax.
+struct ExactTokens {
+  Index near, sinks;
+};
+inline std::string text(const DecodePosition& position, const ExactTokens& x) {
+  return std::string(position.name) + ", near " + std::to_string(x.near) + ", sinks " + std::to_string(x.sinks);
 }
 
 /// Feature maps, one for all heads or one for each, and positions likewise, for the CPU and for a plan.

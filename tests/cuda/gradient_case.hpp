@@ -63,56 +63,59 @@ class LargestDifference {
   double m_value = 0;
 };
 
-/// The largest relative difference of all gradients.
+/// The largest relative difference of all gradients. Those of a grid's biases are followed by those of its border.
 inline double difference(const Gradients<float>& got, const Gradients<float>& expected,
                          const GradientMagnitudes& sizes) {
+  const auto row_by_row = [](const Matrix<float>& a) { return Vector<float>(a.reshaped<Eigen::RowMajor>()); };
   LargestDifference worst;
   worst.compare("dq", got.queries, expected.queries, sizes.queries);
   worst.compare("dk", got.keys, expected.keys, sizes.keys);
   worst.compare("dv", got.values, expected.values, sizes.values);
-  worst.compare("bias", got.bias, expected.bias, sizes.bias);
+  worst.compare("bias", got.bias.topRows(expected.bias.size()), row_by_row(expected.bias), sizes.bias);
+  worst.compare("border", got.bias.bottomRows(got.bias.rows() - expected.bias.size()), row_by_row(expected.extra),
+                sizes.extra);
   return worst.value();
 }
+
+/// The gradients of a plan and of the CPU for inputs rounded to S, of which some keys may be padding, and what the
+/// latter are sums of.
+struct BothGradients {
+  Gradients<float> got, expected;
+  GradientMagnitudes terms;
+
+  template <class S, class F, class P>
+  static BothGradients of(const PlanCase& x, const Attention<F, P>& attention, const KeyMask& mask) {
+    const auto as_stored = [](const Matrix<float>& a) { return as_floats(stored<S>(a), a.rows(), a.cols()); };
+    const Matrix<float> dy = as_stored(normal<float>(x.shape.n_q, x.shape.d_v, 9)), q = as_stored(x.q),
+                        k = as_stored(x.k), v = as_stored(x.v);
+    Saved<float> saved;
+    attention.forward(q, k, v, saved, {.key_mask = mask.on_cpu(), .offset = x.shape.offset, .tolerance = 1e-6});
+    return {gradients_of<S>(x, *x.plan<S>(attention), dy, mask.call()), attention.backward(saved, dy),
+            gradient_magnitudes(attention, q, k, v, dy, x.shape.offset)};
+  }
+};
 
 /// The largest error of any gradient, relative to the largest entry of that gradient; that of a bias relative to a
 /// share of the terms that it is a sum of, if that is larger.
 template <class S = float, class F, class P>
 double relative_gradient_error(const PlanCase& x, const Attention<F, P>& attention, double share_of_terms = 0) {
-  const auto as_stored = [](const Matrix<float>& a) { return as_floats(stored<S>(a), a.rows(), a.cols()); };
-  const Matrix<float> dy = as_stored(normal<float>(x.shape.n_q, x.shape.d_v, 9));
-  Saved<float> saved;
-  attention.forward(as_stored(x.q), as_stored(x.k), as_stored(x.v), saved,
-                    {.offset = x.shape.offset, .tolerance = 1e-6});
-  const Gradients<float> expected = attention.backward(saved, dy), got = gradients_of<S>(x, *x.plan<S>(attention), dy);
-  Matrix<float> bias(got.bias.size(), 1);  // of a grid, followed by that of the extra tokens
-  bias << expected.bias.template reshaped<Eigen::RowMajor>(), expected.extra.template reshaped<Eigen::RowMajor>();
+  const auto [got, expected, terms] = BothGradients::of<S>(x, attention, KeyMask({}));
   const auto size = [](const Matrix<float>& a) {
-    return a.size() == 0 ? 1 : static_cast<double>(a.cwiseAbs().maxCoeff());
+    return a.size() == 0 ? 0 : static_cast<double>(a.cwiseAbs().maxCoeff());
   };
-  double of_bias = size(bias);
-  if (share_of_terms > 0) {
-    const GradientMagnitudes terms = gradient_magnitudes(attention, x.q, x.k, x.v, dy, x.shape.offset);
-    of_bias = std::max(of_bias, share_of_terms * std::max(terms.bias, terms.extra));
-  }
-  LargestDifference worst;
-  worst.compare("dq", got.queries, expected.queries, size(expected.queries));
-  worst.compare("dk", got.keys, expected.keys, size(expected.keys));
-  worst.compare("dv", got.values, expected.values, size(expected.values));
-  worst.compare("bias", got.bias, bias, of_bias);
-  return worst.value();
+  const double of_bias =
+      std::max({size(expected.bias), size(expected.extra), share_of_terms * std::max(terms.bias, terms.extra)});
+  return difference(got, expected,
+                    {size(expected.queries), size(expected.keys), size(expected.values), of_bias, of_bias});
 }
 
-/// The largest error of any gradient, relative to the magnitude of the terms that it is a sum of.
+/// The largest error of any gradient, relative to the magnitude of the terms that it is a sum of. `keys` are those of a
+/// KeyMask.
 template <class S = float, class F, class P>
-double gradient_error(const PlanCase& x, const Attention<F, P>& attention) {
-  const auto as_stored = [](const Matrix<float>& a) { return as_floats(stored<S>(a), a.rows(), a.cols()); };
-  const Matrix<float> dy = as_stored(normal<float>(x.shape.n_q, x.shape.d_v, 9)), q = as_stored(x.q),
-                      k = as_stored(x.k), v = as_stored(x.v);
-  Saved<float> saved;
-  attention.forward(q, k, v, saved, {.offset = x.shape.offset, .tolerance = 1e-6});
-  const Gradients<float> expected = attention.backward(saved, dy);
-  const Gradients<float> got = gradients_of<S>(x, *x.plan<S>(attention), dy);
-  return difference(got, expected, gradient_magnitudes(attention, q, k, v, dy, x.shape.offset));
+double gradient_error(const PlanCase& x, const Attention<F, P>& attention,
+                      const std::vector<unsigned char>& keys = {}) {
+  const auto [got, expected, terms] = BothGradients::of<S>(x, attention, KeyMask(keys));
+  return difference(got, expected, terms);
 }
 
 }  // namespace nprf::test

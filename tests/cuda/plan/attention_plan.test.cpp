@@ -30,36 +30,6 @@ RelativePosition<float> clipped(Index reach = 20) {
 
 }  // namespace
 
-TEST_CASE("results agree with the CPU's for every engine", "[cuda]") {
-  for (const cuda::Engine engine : cuda_engines)
-    for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
-      INFO(name(engine) << (direction == Direction::causal ? ", causal" : ""));
-      for (const auto& [n_q, n_k] : std::vector<std::pair<Index, Index>>{{1, 1}, {65, 65}, {300, 300}, {40, 200}}) {
-        INFO("n_q " << n_q << ", n_k " << n_k);
-        const PlanCase x{{.n_q = n_q, .n_k = n_k, .d_v = 20}, {.engine = engine}, 16};
-        CHECK(x.error(Attention(orf<float>(16, 24, 7), clipped(), {.direction = direction})) <= tolerance);
-      }
-      const PlanCase with_offset{{.n_q = 200, .n_k = 40, .d_v = 70, .offset = 3}, {.engine = engine}, 7};
-      CHECK(with_offset.error(Attention(orf<float>(7, 40, 7), clipped(), {.direction = direction})) <= tolerance);
-    }
-}
-
-TEST_CASE("a plan supports all of nprf's feature maps and positions", "[cuda]") {
-  for (const cuda::Engine engine : cuda_engines) {
-    const PlanCase x{{.n_q = 90, .n_k = 90, .d_v = 5}, {.engine = engine}, 6};
-    INFO(name(engine));
-    CHECK(x.error(Attention(HyperbolicFeatures<float>({.input_dim = 6, .num_features = 9}), clipped())) <= tolerance);
-    CHECK(x.error(Attention(EluFeatures<float>(6), clipped())) <= tolerance);
-    // denominators of both signs, with condition numbers of tens
-    CHECK(x.error(Attention(TrigonometricFeatures<float>({.input_dim = 6, .num_features = 200}), clipped())) <=
-          10 * tolerance);
-    CHECK(x.error(Attention(orf<float>(6, 16, 7), NoPosition<float>())) <= tolerance);
-    CHECK(x.error(Attention(orf<float>(6, 16, 7), AlibiPosition<float>(0.02f))) <= tolerance);
-    CHECK(x.error(Attention(orf<float>(6, 16, 7), t5_position<float>(normal_vector<float>(32, 3),
-                                                                     Direction::bidirectional, 40))) <= tolerance);
-  }
-}
-
 TEST_CASE("normalisation agrees with the CPU's", "[cuda]") {
   for (const double norm : {1e-30, 1.0, 1e4, 1e30}) {
     PlanCase x{{.n_q = 70, .n_k = 70, .d_v = 5}, {.engine = cuda::Engine::direct}, 6};
@@ -107,8 +77,10 @@ TEMPLATE_TEST_CASE("16-bit storage has the precision of its type", "[cuda]", __h
         CHECK(x.error<TestType>(Attention(EluFeatures<float>(d), clipped(), {.direction = direction})) <=
               tensor_core_tolerance);
       }
-  const PlanCase x{{.n_q = 1500, .n_k = 1500, .d_v = 2}, {.engine = cuda::Engine::fused}, 3};
+  const PlanCase x{{.n_q = 1500, .n_k = 1500, .d_v = 2}, {.engine = cuda::Engine::fused}, 3},
+      by_cufft{{.n_q = 90, .n_k = 90, .d_v = 5}, {.engine = cuda::Engine::cufft}, 6};
   CHECK(x.error<TestType>(Attention(orf<float>(3, 2, 7), clipped())) <= u);
+  CHECK(by_cufft.error<TestType>(Attention(orf<float>(6, 16, 7), clipped())) <= u);
 }
 
 TEST_CASE("features that do not fit half have the precision of bfloat16", "[cuda]") {

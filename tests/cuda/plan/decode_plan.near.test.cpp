@@ -1,19 +1,13 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
-#include <limits>
-#include <string>
 #include <vector>
 
 #include "cuda/decode_case.hpp"
 #include "nprf/attention/fallback/row_error_bound.hpp"
 #include "nprf/cuda/plan/decode_plan.cuh"
-#include "nprf/feature_map/centred.hpp"
 #include "nprf/feature_map/paper_names.hpp"
-#include "nprf/feature_map/taylor.hpp"
 #include "nprf/position/alibi.hpp"
-#include "nprf/position/relative.hpp"
 #include "nprf/position/t5.hpp"
 #include "nprf/reference/softmax_attention.hpp"
 #include "support/catch.hpp"
@@ -26,72 +20,8 @@ namespace {
 
 using T = float;
 constexpr Index d = 6, d_v = 5;
-constexpr T infinity = std::numeric_limits<T>::infinity(), nan = std::numeric_limits<T>::quiet_NaN();
-
-std::vector<DecodePosition> all_positions() {
-  Vector<T> none_yet = random_table<T>(9, 8);
-  none_yet.segment(9 - 2, 3).setConstant(-infinity);  // of the last three tokens
-  return {{"none", NoPosition<T>()},
-          of_alibi(T(0.2)),
-          of_alibi(T(-0.2)),
-          of_t5(),
-          of_window(9),
-          {"no weight for the last tokens", RelativePosition<T>(none_yet)}};
-}
-
-struct ExactTokens {
-  Index near, sinks;
-};
-std::string text(const DecodePosition& position, const ExactTokens& x) {
-  return std::string(position.name) + ", near " + std::to_string(x.near) + ", sinks " + std::to_string(x.sinks);
-}
 
 }  // namespace
-
-TEST_CASE("decoding on a GPU: near fields and sinks with each position", "[cuda]") {
-  constexpr Index n = 36;
-  for (const DecodePosition& position : all_positions())
-    for (const ExactTokens exact : {ExactTokens{1, 0}, {13, 0}, {0, 1}, {0, 12}, {5, 3}, {3, 100}, {100, 2}}) {
-      TokenBatch<T> x(2, 1, 1, n, d, d_v, 7);
-      const ComparedSteps compared = compare_after_prompts(
-          {std::vector{orf<T>(d, 16, 3)}, {position}, 2, {.near = exact.near, .sinks = exact.sinks}}, x, {9, 4});
-      INFO(text(position, exact));
-      CHECK(compared.special == 0);
-      CHECK(compared.different == 0);
-      CHECK(compared.rows == 2 * (n - 9));
-    }
-}
-
-TEST_CASE("decoding on a GPU: near fields and sinks with each feature map", "[cuda]") {
-  constexpr Index n = 30;
-  Index failing = 0;
-  const auto check = [&](const auto& map, Normalization normalization, Index special) {
-    for (const DecodePosition& position : {of_alibi(T(0.1)), of_t5(), of_window(7)}) {
-      constexpr ExactTokens exact{4, 3};
-      TokenBatch<T> x(2, 1, 1, n, d, d_v, 7);
-      const ComparedSteps compared = compare_after_prompts(
-          {std::vector{map}, {position}, 2, {.normalization = normalization, .near = exact.near, .sinks = exact.sinks}},
-          x, {9, 4});
-      INFO(text(position, exact));
-      // the rows whose terms cancel are others on the CPU
-      CHECK(compared.special <= special);
-      CHECK(compared.different <= compared.special);
-      CHECK(compared.failing == compared.special);
-      CHECK(compared.rows == 2 * (n - 9));
-      failing += compared.failing;
-    }
-  };
-  check(orf<T>(d, 300, 3), Normalization::unit(), 0);  // more features than threads
-  check(orf<T>(d, 16, 3), Normalization::none(), 0);
-  check(HyperbolicFeatures<T>(orf<T>(d, 16, 3).projection()), Normalization::unit(2), 0);
-  check(trf<T>(d, 100, 3), Normalization::unit(0.5), 0);
-  check(TaylorFeatures<T>({.input_dim = d, .directions = 3}), Normalization::unit(), 0);
-  check(Centred(TaylorFeatures<T>({.input_dim = d, .directions = 3}), centring<T>(d)), Normalization::none(), 0);
-  check(Centred(orf<T>(d, 20, 3), centring<T>(d)), Normalization::unit(), 0);
-  CHECK(failing == 0);
-  check(trf<T>(d, 8, 3), Normalization::unit(1.5), 9);  // too few features for that norm
-  CHECK(failing > 0);
-}
 
 // features have no part in it: the CPU's Decoder could not hide an error in what both share
 TEST_CASE("decoding on a GPU: rows whose keys are all exact are those of softmax", "[cuda]") {
@@ -109,26 +39,6 @@ TEST_CASE("decoding on a GPU: rows whose keys are all exact are those of softmax
     INFO("near " << exact.near << ", sinks " << exact.sinks);
     CHECK(worst_ratio(rows_of_steps(model.model, x), expected, bound) <= 1);
   }
-}
-
-TEST_CASE("decoding on a GPU: exact weights beside features of other sizes", "[cuda]") {
-  for (const bool grow : {true, false})
-    for (const DecodePosition& position : {of_alibi(0), of_t5()}) {
-      constexpr Index n = 50;
-      TokenBatch<T> x(1, 1, 1, n, d, d_v, 7);
-      // exp(-|k|^2 / 2) is a factor of the features of k, and exp(q.k) the weight of an exact key
-      for (Index t = 0; t < n; ++t)
-        x.k.values.row(t) *= 20 * static_cast<T>(grow ? n - t : t + 1) / n / x.k.values.row(t).norm();
-      const ComparedSteps compared =
-          compare_after_prompts({std::vector{orf<T>(d, 16, 3)},
-                                 {position},
-                                 1,
-                                 {.normalization = Normalization::none(), .near = 4, .sinks = 2}},
-                                x, {0});
-      INFO(position.name << (grow ? ", growing" : ", falling"));
-      CHECK(compared.special == 0);
-      CHECK(compared.different == 0);
-    }
 }
 
 TEST_CASE("decoding on a GPU: bits of exact keys do not depend on the division of the tokens", "[cuda]") {
@@ -179,33 +89,6 @@ TEST_CASE("decoding on a GPU: exact keys with a limit of tokens", "[cuda]") {
       CHECK(plan.host_counts().rejected_tokens == 1);
       CHECK(on_device.y().row(0).array().isNaN().all());
     }
-}
-
-TEST_CASE("decoding on a GPU: non-finite tokens among exact keys", "[cuda]") {
-  constexpr Index n = 30, reach = 9;
-  for (const bool is_normalised : {true, false})
-    for (const bool has_tail : {true, false})
-      for (const Index at : {1, 6}) {  // a sink, and a token that is only near
-        const DecodeModel model(
-            std::vector{orf<T>(d, 16, 3)}, {has_tail ? of_t5() : of_window(reach)}, 1,
-            {.normalization = is_normalised ? Normalization::unit() : Normalization::none(), .near = 4, .sinks = 3});
-        TokenBatch<T> x(1, 1, 1, n, d, d_v, 7);
-        const Matrix<T> finite = rows_of_steps(model.model, x);
-        CHECK(finite.allFinite());
-        const auto check_rows = [&](Index last, auto&& is_changed) {
-          check_nonfinite_rows(model.model, x, finite, at, last, is_changed);
-        };
-        const Index last = has_tail ? n : at + reach;  // ages up to the reach have weights
-        for (const T bad : {nan, infinity, -infinity}) {
-          for (auto* const matrix : {&x.q.values, &x.k.values, &x.v.values}) {
-            const T before = (*matrix)(at, 2);
-            (*matrix)(at, 2) = bad;
-            const bool is_value = matrix == &x.v.values;
-            check_rows(matrix == &x.q.values ? at : last, [&](Index c) { return !is_value || c == 2; });
-            (*matrix)(at, 2) = before;
-          }
-        }
-      }
 }
 
 TEST_CASE("decoding on a GPU: grouped queries", "[cuda]") {

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/cuda/plan/decode_plan.cuh"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "cuda/decode_case.hpp"
@@ -45,19 +47,6 @@ std::vector<DecodePosition> all_positions() {
           {"no weight for the last tokens", RelativePosition<T>(none_yet)}};
 }
 
-// the series' rows whose terms cancel are others on the CPU
-template <class F>
-void check(const F& map, const DecodePosition& position, Index n, Index special = 0,
-           Normalization normalization = Normalization::unit()) {
-  TokenBatch<T> x(2, 1, 1, n, d, d_v, 7);
-  const ComparedSteps compared =
-      compare_after_prompts({std::vector{map}, {position}, 2, {.normalization = normalization}}, x, {9, 4});
-  INFO(position.name);
-  CHECK(compared.special <= special);
-  CHECK(compared.different <= compared.special);
-  CHECK(compared.rows == 2 * (n - 9));
-}
-
 // whether y is that of float, rounded to S, for inputs of S
 template <class S>
 bool rounds_only_storage(const DecodeModel& model, TokenBatch<T>& x) {
@@ -77,20 +66,52 @@ bool rounds_only_storage(const DecodeModel& model, TokenBatch<T>& x) {
 
 }  // namespace
 
-TEST_CASE("decoding on a GPU: the rows of each position", "[cuda]") {
-  for (const DecodePosition& position : all_positions()) check(orf<T>(d, 16, 3), position, 55);
+TEST_CASE("decoding on a GPU: the rows of each position, with near fields and sinks", "[cuda]") {
+  constexpr Index n = 36;
+  for (const DecodePosition& position : all_positions())
+    for (const ExactTokens exact : {ExactTokens{0, 0}, {1, 0}, {13, 0}, {0, 1}, {0, 12}, {5, 3}, {3, 100}, {100, 2}}) {
+      TokenBatch<T> x(2, 1, 1, n, d, d_v, 7);
+      const ComparedSteps compared = compare_after_prompts(
+          {std::vector{orf<T>(d, 16, 3)}, {position}, 2, {.near = exact.near, .sinks = exact.sinks}}, x, {9, 4});
+      INFO(text(position, exact));
+      CHECK(compared.special == 0);
+      CHECK(compared.different == 0);
+      CHECK(compared.rows == 2 * (n - 9));
+    }
 }
 
-TEST_CASE("decoding on a GPU: the rows of each feature map", "[cuda]") {
-  for (const DecodePosition& position : {of_alibi(T(0.1)), of_t5(), of_window(7)}) {
-    check(orf<T>(d, 300, 3), position, 14);  // more features than threads
-    check(HyperbolicFeatures<T>(orf<T>(d, 16, 3).projection()), position, 35);
-    check(trf<T>(d, 100, 3), position, 35, 0, Normalization::unit(0.5));
-    check(EluFeatures<T>(d), position, 35, 0, Normalization::none());
-    check(TaylorFeatures<T>({.input_dim = d, .directions = 3}), position, 35, 4);
-    check(Centred(TaylorFeatures<T>({.input_dim = d, .directions = 3}), centring<T>(d)), position, 35, 10,
-          Normalization::none());
-    check(Centred(orf<T>(d, 20, 3), centring<T>(d)), position, 35);
+TEST_CASE("decoding on a GPU: the rows of each feature map, with near fields and sinks", "[cuda]") {
+  constexpr Index n = 30;
+  for (const ExactTokens exact : {ExactTokens{0, 0}, {4, 3}}) {
+    const bool has_exact = exact.near > 0;
+    // the rows whose terms cancel are others on the CPU
+    const auto check = [&](const auto& map, Normalization normalization, Index special) {
+      Index all = 0;
+      for (const DecodePosition& position : {of_alibi(T(0.1)), of_t5(), of_window(7)}) {
+        const AttentionOptions options{.normalization = normalization, .near = exact.near, .sinks = exact.sinks};
+        TokenBatch<T> x(2, 1, 1, n, d, d_v, 7);
+        const ComparedSteps compared = compare_after_prompts({std::vector{map}, {position}, 2, options}, x, {9, 4});
+        INFO(text(position, exact));
+        CHECK(compared.special <= special);
+        CHECK(compared.different <= compared.special);
+        if (has_exact) CHECK(compared.failing == compared.special);
+        CHECK(compared.rows == 2 * (n - 9));
+        all += compared.special;
+      }
+      return all;
+    };
+    check(orf<T>(d, 300, 3), Normalization::unit(), 0);  // more features than threads
+    check(orf<T>(d, 16, 3), Normalization::none(), 0);
+    check(HyperbolicFeatures<T>(orf<T>(d, 16, 3).projection()), Normalization::unit(2), 0);
+    check(trf<T>(d, 100, 3), Normalization::unit(0.5), 0);
+    check(TaylorFeatures<T>({.input_dim = d, .directions = 3}), Normalization::unit(), has_exact ? 0 : 4);
+    check(Centred(TaylorFeatures<T>({.input_dim = d, .directions = 3}), centring<T>(d)), Normalization::none(),
+          has_exact ? 0 : 10);
+    check(Centred(orf<T>(d, 20, 3), centring<T>(d)), Normalization::unit(), 0);
+    if (has_exact)
+      CHECK(check(trf<T>(d, 8, 3), Normalization::unit(1.5), 9) > 0);  // too few features for that norm
+    else
+      check(EluFeatures<T>(d), Normalization::none(), 0);
   }
 }
 
@@ -108,20 +129,25 @@ TEST_CASE("decoding on a GPU: a map and a position for each head", "[cuda]") {
   CHECK(compared.special == 0);
 }
 
-TEST_CASE("decoding on a GPU: log-scales that change by hundreds", "[cuda]") {
-  for (const bool grow : {true, false})
-    for (const DecodePosition& position : {of_alibi(0), of_alibi(T(0.3)), of_t5()}) {
-      constexpr Index n = 50;
-      TokenBatch<T> x(1, 1, 1, n, d, d_v, 7);
-      // exp(-|k|^2 / 2) is a factor of the features of k
-      for (Index t = 0; t < n; ++t)
-        x.k.values.row(t) *= 40 * static_cast<T>(grow ? n - t : t) / n / x.k.values.row(t).norm();
-      const ComparedSteps compared = compare_after_prompts(
-          {std::vector{orf<T>(d, 16, 3)}, {position}, 1, {.normalization = Normalization::none()}}, x, {0});
-      INFO(position.name << (grow ? ", growing" : ", falling"));
-      CHECK(compared.different <= compared.special);
-      CHECK(compared.special <= n / 2);
-    }
+TEST_CASE("decoding on a GPU: log-scales that change by hundreds, also beside exact weights", "[cuda]") {
+  constexpr Index n = 50;
+  const auto check = [](Index m, const ExactTokens& exact, const DecodePosition& position, bool grow) {
+    const bool has_exact = exact.near > 0;
+    const AttentionOptions options{.normalization = Normalization::none(), .near = exact.near, .sinks = exact.sinks};
+    TokenBatch<T> x(1, 1, 1, n, d, d_v, 7);
+    // exp(-|k|^2 / 2) is a factor of the features of k, and exp(q.k) the weight of an exact key
+    for (Index t = 0; t < n; ++t)
+      x.k.values.row(t) *= (has_exact ? 20 : 40) * static_cast<T>(grow ? n - t : t + 1) / n / x.k.values.row(t).norm();
+    const ComparedSteps compared =
+        compare_after_prompts({std::vector{orf<T>(d, m, 3)}, {position}, 1, options}, x, {0});
+    INFO(text(position, exact) << ", " << m << " features" << (grow ? ", growing" : ", falling"));
+    CHECK(compared.different <= compared.special);
+    CHECK(compared.special <= (has_exact ? 0 : n / 2));
+  };
+  for (const ExactTokens exact : {ExactTokens{0, 0}, {4, 2}})
+    for (const bool grow : {true, false})
+      for (const DecodePosition& position : {of_alibi(0), of_alibi(T(0.3)), of_t5()}) check(16, exact, position, grow);
+  for (const bool grow : {true, false}) check(1, {0, 0}, of_alibi(0), grow);  // some of them far below 1
 }
 
 TEST_CASE("decoding on a GPU: the rounding errors of many tokens do not add up", "[cuda]") {
@@ -237,29 +263,31 @@ TEST_CASE("decoding on a GPU: rows without keys, and rows that underflow", "[cud
   CHECK(of_opposed.y().array().isNaN().all());
 }
 
-TEST_CASE("decoding on a GPU: non-finite tokens", "[cuda]") {
-  constexpr Index n = 30, at = 6, reach = 9;
-  for (const bool has_tail : {true, false}) {
-    const DecodeModel model(std::vector{orf<T>(d, 16, 3)}, {has_tail ? of_t5() : of_window(reach)});
-    TokenBatch<T> x(1, 1, 1, n, d, d_v, 7);
-    const Matrix<T> finite = rows_of_steps(model.model, x);
-    CHECK(finite.allFinite());
-    const auto check_rows = [&](Index last, auto&& is_changed) {
-      check_nonfinite_rows(model.model, x, finite, at, last, is_changed);
-    };
-    const Index last = has_tail ? n : at + reach;  // ages up to the reach have weights
-    for (const T bad : {nan, infinity}) {
-      x.q.values(at, 2) = bad;
-      check_rows(at, [](Index) { return true; });
-      x.q.values(at, 2) = 0;
-      x.k.values(at, 2) = bad;
-      check_rows(last, [](Index) { return true; });
-      x.k.values(at, 2) = 0;
-      x.v.values(at, 2) = bad;
-      check_rows(last, [](Index c) { return c == 2; });
-      x.v.values(at, 2) = 0;
-    }
-  }
+TEST_CASE("decoding on a GPU: non-finite tokens, also among exact keys", "[cuda]") {
+  constexpr Index n = 30, reach = 9;
+  struct Case {
+    ExactTokens exact;
+    Normalization normalization;
+  };
+  for (const Case& of :
+       {Case{{0, 0}, Normalization::unit()}, {{4, 3}, Normalization::unit()}, {{4, 3}, Normalization::none()}})
+    for (const bool has_tail : {true, false})
+      for (const Index at : {1, 6}) {  // a sink, and a token that is only near
+        const DecodeModel model(std::vector{orf<T>(d, 16, 3)}, {has_tail ? of_t5() : of_window(reach)}, 1,
+                                {.normalization = of.normalization, .near = of.exact.near, .sinks = of.exact.sinks});
+        TokenBatch<T> x(1, 1, 1, n, d, d_v, 7);
+        const Matrix<T> finite = rows_of_steps(model.model, x);
+        CHECK(finite.allFinite());
+        const Index last = has_tail ? n : at + reach;  // ages up to the reach have weights
+        for (const T bad : {nan, infinity, -infinity})
+          for (auto* const matrix : {&x.q.values, &x.k.values, &x.v.values}) {
+            const T before = std::exchange((*matrix)(at, 2), bad);
+            const bool is_query = matrix == &x.q.values, is_value = matrix == &x.v.values;
+            check_nonfinite_rows(model.model, x, finite, at, is_query ? at : last,
+                                 [&](Index c) { return !is_value || c == 2; });
+            (*matrix)(at, 2) = before;
+          }
+      }
 }
 
 TEST_CASE("decoding on a GPU: arrays of half and bfloat16", "[cuda]") {

@@ -3,11 +3,10 @@
 // Recomputed rows, on devices with different numbers of multiprocessors, and with different orders of threads.
 #include <cstdint>
 #include <limits>
-#include <memory>
 #include <vector>
 
-#include "cuda/device_array.hpp"
 #include "cuda/gradient_case.hpp"
+#include "cuda/heads_case.hpp"
 #include "cuda/plan_case.hpp"
 #include "cuda/stand_in/machine.hpp"
 #include "nprf/feature_map/paper_names.hpp"
@@ -46,39 +45,26 @@ TEST_CASE("the sums of a recomputed row do not depend on other rows, with one pa
 }
 
 TEST_CASE("recomputed rows are independent for heads and sequences, with few or many blocks", "[cuda]") {
-  const Index batch = 2, heads = 2, n = 70, d = 6, d_v = 5;
+  const Index n = 70;
+  const HeadsCase x({.batch = 2, .heads = 2, .n_q = n, .n_k = n, .d_v = 5}, 6);
   const auto before = stand_in::settings();
-  cuda::AttentionModel model;
-  std::vector<Attention<PositiveFeatures<float>, RelativePosition<float>>> attentions;
-  for (std::uint64_t h = 0; h < 2; ++h) {
-    const float last_bias = h == 0 ? 1.0f : 600.0f;
-    attentions.emplace_back(orf<float>(d, 16, h), RelativePosition<float>(Vector<float>::LinSpaced(139, 0, last_bias)));
-    model.features.push_back(cuda::model_of(attentions.back().features()));
-    model.positions.push_back(cuda::model_of(attentions.back().position()));
-  }
-  const Matrix<float> q = normal<float>(batch * heads * n, d, 1), k = normal<float>(batch * heads * n, d, 2),
-                      v = normal<float>(batch * heads * n, d_v, 3);
-  const auto mask = std::make_unique<bool[]>(static_cast<std::size_t>(batch * n));
-  for (Index j = 0; j < batch * n; ++j) mask[static_cast<std::size_t>(j)] = j < n ? j < 50 : j % 3 == 0;
-  const DeviceArray<float> dq(stored<float>(q)), dk(stored<float>(k)), dv(stored<float>(v)),
-      dy(static_cast<std::size_t>(v.size()));
-  const DeviceArray<unsigned char> dmask(std::vector<unsigned char>(mask.get(), mask.get() + batch * n));
+  const auto attention = [](Index h) {
+    return Attention(orf<float>(6, 16, static_cast<std::uint64_t>(h)),
+                     RelativePosition<float>(Vector<float>::LinSpaced(139, 0, h == 0 ? 1.0f : 600.0f)));
+  };
+  cuda::AttentionModel model = cuda::model_of(attention(0)), of_other = cuda::model_of(attention(1));
+  model.features.push_back(of_other.features[0]);
+  model.positions.push_back(of_other.positions[0]);
+  std::vector<unsigned char> keys(static_cast<std::size_t>(2 * n));
+  for (std::size_t j = 0; j < keys.size(); ++j) keys[j] = j < keys.size() / 2 ? j < 50 : j % 3 == 0;
+  const KeyMask mask(keys);
   for (const int multiprocessors : {1, 132}) {
     stand_in::settings().multiprocessors = multiprocessors;
-    const cuda::AttentionPlan<float> plan(model, {.batch = batch, .heads = heads, .n_q = n, .n_k = n, .d_v = d_v},
-                                          {.engine = cuda::Engine::direct});
-    plan.forward({dq.data(), batch, heads, n, d}, {dk.data(), batch, heads, n, d}, {dv.data(), batch, heads, n, d_v},
-                 {dy.data(), batch, heads, n, d_v}, {.key_mask = reinterpret_cast<const bool*>(dmask.data())}, nullptr);
+    const cuda::AttentionPlan<float> plan(model, x.shape, {.engine = cuda::Engine::direct, .gradients = true});
+    const HeadsResults got = x.results(plan, mask.call());
     stand_in::settings() = before;
-    const std::vector<float> y = dy.fetch();
-    for (Index z = 0; z < batch * heads; ++z) {
-      const auto rows = [&](const Matrix<float>& x) { return x.middleRows(z * n, n); };
-      const Matrix<float> expected = attentions[static_cast<std::size_t>(z % heads)](
-          rows(q), rows(k), rows(v), {.key_mask = {mask.get() + z / heads * n, static_cast<std::size_t>(n)}});
-      const Eigen::Map<const Matrix<float>> got(y.data() + z * n * d_v, n, d_v);
-      INFO("z " << z << ", multiprocessors " << multiprocessors);
-      CHECK((got - expected).cwiseAbs().maxCoeff() <= static_cast<float>(30 * eps) * v.cwiseAbs().maxCoeff());
-    }
+    INFO("multiprocessors " << multiprocessors);
+    check_heads(x, got, attention, 30 * eps, 20 * eps, keys);
   }
 }
 
