@@ -70,9 +70,9 @@ Exact exact(const Case& x) {
 }
 
 // the largest error of an entry beyond that of its own sum, over the estimated error of the convolution
-template <class Queue>
-double error(const Case& x, const Exact& expected, int length, Queue&& queue) {
-  const int n = static_cast<int>(x.b.size()), p = static_cast<int>(x.U.cols());
+template <class Fft>
+double error(const Case& x, const Exact& expected, const Fft& fft) {
+  const int n = static_cast<int>(x.b.size()), p = static_cast<int>(x.U.cols()), length = fft.length();
   std::vector<float> ones(static_cast<std::size_t>(length), 0.0f), features = ones;
   std::fill_n(ones.begin(), n, 1.0f);
   std::copy_n(x.b.data(), n, features.begin());
@@ -85,7 +85,12 @@ double error(const Case& x, const Exact& expected, int length, Queue&& queue) {
                                    cuda::Operand<float>::by_channel(B.data(), 1, n, 1, length),
                                    {cuda::Operand<float>(cuda::DeviceMatrixView<const float>(V.data(), n, p)), nullptr},
                                    {c.data(), lags, lags, 1 - n, 1, 1 - n, n - 1}};
-  queue(task, spectrum.data(), N.data(), D.data());
+  fft.queue_spectrum(task.c, 1, spectrum.data(), nullptr);
+  cuda::Scratch count;
+  fft.take(count);
+  const DeviceArray<unsigned char> memory(count.bytes());
+  cuda::Scratch scratch(memory.data());
+  fft.queue(task, {spectrum.data(), 0}, N.data(), D.data(), fft.take(scratch), nullptr);
   Matrix<double> got(n, p + 1);
   got << as_floats(N.fetch(), n, p).cast<double>(), as_floats(D.fetch(), n, 1).cast<double>();
   CHECK(got.allFinite());
@@ -105,42 +110,19 @@ double error(const Case& x, const Exact& expected, int length, Queue&& queue) {
   return std::max(worst, 0.0) / (eps * bound);
 }
 
-double error_in_shared_memory(const Case& x, const Exact& expected) {
-  const int n = static_cast<int>(x.b.size()), p = static_cast<int>(x.U.cols());
-  const cuda::SharedMemoryFft fft(cuda::Device::current(), n, n, 1, p, 1);
-  return error(x, expected, fft.length(), [&](const cuda::TileTask<float>& task, float2* spectrum, float* N, float* D) {
-    fft.queue_spectrum(task.c, 1, spectrum, nullptr);
-    cuda::Scratch count;
-    fft.take(count);
-    const DeviceArray<unsigned char> memory(count.bytes());
-    cuda::Scratch scratch(memory.data());
-    fft.queue(task, {spectrum, 0}, N, D, fft.take(scratch), nullptr);
-  });
-}
-
-double error_in_two_passes(const Case& x, const Exact& expected) {
-  const auto variant = cuda::TwoPassVariant::of<cuda::fft::ColumnShape<2, 16>, cuda::Points512, 3>();
-  const int p = static_cast<int>(x.U.cols());
-  const cuda::TwoPassFft fft(variant, cuda::Device::current(), 1, p, 1, 0);
-  return error(x, expected, fft.length(), [&](const cuda::TileTask<float>& task, float2* spectrum, float* N, float* D) {
-    fft.queue_spectrum(task.c, 1, spectrum, nullptr);
-    cuda::Scratch count;
-    fft.take(count);
-    const DeviceArray<unsigned char> memory(count.bytes());
-    cuda::Scratch scratch(memory.data());
-    fft.queue(task, {spectrum, 0}, N, D, fft.take(scratch), nullptr);
-  });
-}
-
 }  // namespace
 
 TEST_CASE("errors of FFTs are within the estimated error and its margin", "[cuda]") {
+  const cuda::Device device = cuda::Device::current();
+  const auto variant = cuda::TwoPassVariant::of<cuda::fft::ColumnShape<2, 16>, cuda::Points512, 3>();
+  const cuda::TwoPassFft in_two_passes(variant, device, 1, 3, 1, 0);
   double worst = 0;
-  for (const Index n : {1024, 3000})
+  for (const int n : {1024, 3000})
     for (const Case& x : cases(n)) {
       INFO(n << " tokens, " << x.name);
       const Exact expected = exact(x);
-      const double shared = error_in_shared_memory(x, expected), two_pass = error_in_two_passes(x, expected);
+      const double shared = error(x, expected, cuda::SharedMemoryFft(device, n, n, 1, 3, 1)),
+                   two_pass = error(x, expected, in_two_passes);
       CHECK(shared <= error_margin);
       CHECK(two_pass <= error_margin);
       worst = std::max({worst, shared, two_pass});

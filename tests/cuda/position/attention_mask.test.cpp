@@ -2,6 +2,7 @@
 #include "nprf/cuda/position/attention_mask.cuh"
 
 #include <algorithm>
+#include <cstddef>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -67,6 +68,60 @@ TEST_CASE("a query of NaNs that attends to no key has a zero row, and affects no
       CHECK((expected.row(one_key_row).array().isNaN().all() && y.row(one_key_row).array().isNaN().all()));
       CHECK(x.result<__nv_bfloat16>(*x.plan<__nv_bfloat16>(attention), call).row(empty_row).isZero(0));
     }
+}
+
+TEST_CASE("the sinks of a sequence are its first keys that are not padding", "[cuda]") {
+  constexpr int n_k = 70, sequences = 40;  // more than a block of threads
+  std::vector<unsigned char> mask(std::size_t{sequences} * n_k);
+  for (std::size_t at = 0; at < mask.size(); ++at) {
+    const std::size_t sequence = at / n_k, j = at % n_k;
+    mask[at] = j >= 2 * sequence && j % 3 != 1;  // sequences of padding alone from 35 on
+  }
+  const DeviceArray<unsigned char> on_device(mask);
+  for (const int count : {0, 1, 4, 65, n_k})
+    for (const bool masked : {false, true}) {
+      const DeviceArray<int2> ranges(sequences);
+      cuda::queue_sinks(
+          {masked ? reinterpret_cast<const bool*>(on_device.data()) : nullptr, sequences, n_k, count, ranges.data()},
+          nullptr);
+      const std::vector<int2> got = ranges.fetch();
+      for (std::size_t sequence = 0; sequence < sequences; ++sequence) {
+        const auto [first, end] = got[sequence];
+        INFO("count " << count << ", sequence " << sequence << ", first " << first << ", end " << end);
+        REQUIRE((first >= 0 && first <= end && end <= n_k));
+        int before = 0, within = 0, all = 0;
+        for (int j = 0; j < n_k; ++j) {
+          const bool is_key = !masked || mask[sequence * n_k + static_cast<std::size_t>(j)] != 0;
+          all += is_key, before += is_key && j < first, within += is_key && j >= first && j < end;
+          if (j == first && first < end) CHECK(is_key);
+        }
+        CHECK(before == 0);
+        CHECK(within == (all < count ? all : count));
+      }
+    }
+}
+
+TEST_CASE("keys are present up to the length of their sequence, without those that the mask excludes", "[cuda]") {
+  constexpr int n_k = 300;
+  const std::vector<int> lengths{n_k, 7, 0, -5, n_k + 1000, 1};
+  std::vector<unsigned char> mask(lengths.size() * n_k);
+  for (std::size_t at = 0; at < mask.size(); ++at) mask[at] = at % 3 != 0;
+  const DeviceArray<int> of_lengths(lengths);
+  const DeviceArray<unsigned char> of_mask(mask);
+  const bool masked = GENERATE(false, true);
+  for (const int sequences : {0, 1, static_cast<int>(lengths.size())}) {
+    const DeviceArray<unsigned char> present(std::vector<unsigned char>(mask.size() + 1, 7));
+    cuda::queue_present_keys({masked ? reinterpret_cast<const bool*>(of_mask.data()) : nullptr, of_lengths.data(),
+                              sequences, n_k, reinterpret_cast<bool*>(present.data())},
+                             nullptr);
+    std::vector<unsigned char> expected(mask.size() + 1, 7);
+    for (int b = 0; b < sequences; ++b)
+      for (int j = 0; j < n_k; ++j) {
+        const auto at = static_cast<std::size_t>(b * n_k + j);
+        expected[at] = j < lengths[static_cast<std::size_t>(b)] && (!masked || mask[at] != 0);
+      }
+    CHECK(present.fetch() == expected);
+  }
 }
 
 }  // namespace nprf::test::cuda_position_attention_mask
