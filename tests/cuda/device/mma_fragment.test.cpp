@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/cuda/device/mma_fragment.cuh"
 
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
 #include "cuda/device_array.hpp"
 #include "cuda/tensor_cores.hpp"
 #include "cuda/tile_case.hpp"
@@ -86,6 +92,13 @@ __global__ void chain_kernel(const T* left, const T* right, float* y) {
   });
 }
 
+template <class T>
+__global__ void pack_kernel(const float* x, unsigned* both) {
+  cuda::start_kernel();
+  const int lane = static_cast<int>(threadIdx.x);
+  both[lane] = cuda::pack<T>(x[2 * lane], x[2 * lane + 1]);
+}
+
 Matrix<float> integers(float size, std::uint64_t seed) { return (size * normal<float>(16, 16, seed)).array().round(); }
 
 template <class T, class Kernel>
@@ -137,6 +150,30 @@ TEMPLATE_TEST_CASE("a sum becomes a left factor", "[cuda]", (TileTypes<__nv_bflo
   const Matrix<float> y = result_of<T>(chain_kernel<T, shape>, a, b);
   CHECK(y.leftCols(16) == product * b);
   for (Index k = 0; k < 16; ++k) CHECK(y.col(16 + k) == product.rowwise().maxCoeff());
+}
+
+TEMPLATE_TEST_CASE("pack rounds two floats to the nearest, ties to even", "[cuda]", __half, __nv_bfloat16) {
+  using T = TestType;
+  if (!can_multiply<T>()) return;
+  constexpr float u = std::is_same_v<T, __half> ? 0x1p-10f : 0x1p-7f;  // the distance of numbers near 1
+  std::vector<float> x(64);
+  for (std::size_t k = 0; k < x.size(); ++k) x[k] = (k % 2 == 0 ? 1.0f : -3.0f) * (1 + static_cast<float>(k) * u / 8);
+  const DeviceArray<float> dx(x);
+  const DeviceArray<unsigned> dboth(32);
+  cuda::launch("test", pack_kernel<T>, dim3{1, 1, 1}, dim3{32, 1, 1}, 0, nullptr, dx.data(), dboth.data());
+  const std::vector<unsigned> both = dboth.fetch();
+  for (std::size_t k = 0; k < 32; ++k) {
+    const auto value = [&](unsigned half) {
+      const auto lower = static_cast<std::uint16_t>(half);
+      T y;
+      std::memcpy(&y, &lower, sizeof(y));
+      return as_float(y);
+    };
+    for (std::size_t e = 0; e < 2; ++e) {
+      const float exact = x[2 * k + e], step = std::abs(exact) < 2 ? u : std::abs(exact) < 4 ? 2 * u : 4 * u;
+      CHECK(value(both[k] >> 16 * e & 0xffff) == std::nearbyint(exact / step) * step);
+    }
+  }
 }
 
 }  // namespace nprf::test::cuda_device_mma_fragment
