@@ -44,12 +44,18 @@ struct MultiplyHigh {
     return static_cast<T>(Wide{a} * Wide{b} >> 8 * sizeof(T));
   }
 };
+struct Negate {
+  template <class T>
+  T operator()(T a) const {
+    return static_cast<T>(~static_cast<std::make_unsigned_t<T>>(a) + 1u);
+  }
+};
 // PTX leaves the quotient by zero open
 struct Divide {
   template <class T>
   T operator()(T a, T b) const {
     if (b == 0) return std::numeric_limits<T>::max();
-    if (std::is_signed_v<T> && b == static_cast<T>(-1)) return static_cast<T>(Subtract()(T{0}, a));
+    if (std::is_signed_v<T> && b == static_cast<T>(-1)) return Negate()(a);
     return static_cast<T>(a / b);
   }
 };
@@ -71,12 +77,6 @@ struct Max {
   template <class T>
   T operator()(T a, T b) const {
     return std::max(a, b);
-  }
-};
-struct Negate {
-  template <class T>
-  T operator()(T a) const {
-    return static_cast<T>(~static_cast<std::make_unsigned_t<T>>(a) + 1u);
   }
 };
 struct Magnitude {
