@@ -45,7 +45,9 @@ void check_gradients(const F& features, const Vector<double>& parameters, Make&&
                                          << s.n_q << " n_k " << s.n_k << " offset " << s.offset << " radius "
                                          << options.normalization.radius());
   const auto make = [&](const Matrix<double>& b) { return Attention(features, position(b.col(0)), options); };
-  check_differences(make, parameters, x, normal<double>(s.n_q, s.d_v, 77), {.offset = s.offset});
+  const CallOptions call{.offset = s.offset};
+  const Passes<double> out = check_differences(make, parameters, x, normal<double>(s.n_q, s.d_v, 77), call);
+  CHECK(same_bits<double>(make(parameters)(x.q, x.k, x.v, call), out.y));
 }
 
 template <class F>

@@ -211,6 +211,7 @@ void check_gradients(const Setting& s, const Weights& w, const Mask& mask, Index
   INFO(mask.count() << " keys of " << n);
   const auto of_table = [&](const Matrix<double>& b) { return make<double>(s, {b, w.extra}); };
   const auto [y, g, report] = check_differences(of_table, w.b, x, dy, call);
+  CHECK(same_bits<double>(of_table(w.b)(x.q, x.k, x.v, call), y));
   CHECK(report.repaired_rows >= repaired);
   REQUIRE((g.extra.rows() == s.E && g.extra.cols() == s.E + 2));
   CHECK(difference_error(w.extra, g.extra, [&](const auto& extra) {

@@ -127,7 +127,7 @@ TEMPLATE_TEST_CASE("the mean of phi(x).phi(y) over seeds is exp(x.y)", "[feature
         const auto make = [&](std::uint64_t seed) {
           return TestType({.input_dim = d, .num_features = m, .projection = projection, .seed = seed});
         };
-        for (const Matrix<T>& y : {v[1], Matrix<T>(-v[1]), Matrix<T>(v[0] / 2)}) {
+        for (const Matrix<T>& y : {v[1], Matrix<T>(-v[1]), Matrix<T>(v[0] / 2), Matrix<T>(-v[0] / 2)}) {
           INFO("projection " << static_cast<int>(projection) << " d " << d << " m " << m);
           CHECK(Statistics(estimates(make, v[0], y, 3000))
                     .mean_sigmas(exp_xy(v[0].template cast<double>(), y.template cast<double>())) <= five_sigma);

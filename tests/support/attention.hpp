@@ -116,8 +116,6 @@ Passes<double> check_differences(const Make& make, const Matrix<double>& biases,
     return by(at.q, at.k, at.v, call).cwiseProduct(dy).sum();
   };
   Passes<double> out = both_passes(attention, x, dy, call);
-  // rows that are recomputed may have other bits without saved data
-  if (out.report.repaired_rows == 0) CHECK(same_bits<double>(attention(x.q, x.k, x.v, call), out.y));
   CHECK(difference_error(x.q, out.g.queries, [&](const auto& q) { return loss(attention, {q, x.k, x.v}); }) <= 1e-6);
   CHECK(difference_error(x.k, out.g.keys, [&](const auto& k) { return loss(attention, {x.q, k, x.v}); }) <= 1e-6);
   CHECK(difference_error(x.v, out.g.values, [&](const auto& v) { return loss(attention, {x.q, x.k, v}); }) <= 1e-6);
