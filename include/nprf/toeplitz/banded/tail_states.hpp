@@ -2,10 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
-#include <cstddef>
-#include <iterator>
-#include <span>
 
 #include "nprf/core/compensated_sum.hpp"
 #include "nprf/core/gemm.hpp"
@@ -146,13 +142,13 @@ template <Real T>
 void add_outer(MatrixRef<T> S, const MatrixView<T>& P, const MatrixView<T>& Q) {
   const Index p = Q.cols();
   add_product(S.leftCols(p), P.transpose(), Q);  // (r,p)
-  std::array<T, 64> some;  // sums of columns, a row after the other, so that they do not wait for each other
-  for (Index k0 = 0; S.cols() > p && k0 < P.cols(); k0 += std::ssize(some)) {
-    const std::span sums = std::span(some).first(static_cast<std::size_t>(std::min(std::ssize(some), P.cols() - k0)));
-    std::ranges::fill(sums, T(0));
+  constexpr Index some = 64;
+  for (Index k0 = 0; S.cols() > p && k0 < P.cols(); k0 += some) {
+    const Index count = std::min(some, P.cols() - k0);
+    T sums[some] = {};  // of several columns, so that additions do not wait for each other
     for (Index i = 0; i < P.rows(); ++i)
-      add_scaled(sums, T(1), row_of(P, i).subspan(static_cast<std::size_t>(k0), sums.size()));
-    for (Index k = 0; k < std::ssize(sums); ++k) S(k0 + k, p) += sums[static_cast<std::size_t>(k)];
+      for (Index k = 0; k < count; ++k) sums[k] += P(i, k0 + k);
+    for (Index k = 0; k < count; ++k) S(k0 + k, p) += sums[k];
   }
 }
 
