@@ -25,7 +25,7 @@ struct NoOffset {
 
 }  // namespace detail
 
-// `inline` of the next three: g++ otherwise compiles calls of them for each row, and features take a tenth longer
+// the next three are inline, because g++ otherwise calls them for each row
 
 // calls use(f, offset) for each pack of features f, f + 1, ..., where `offset` is the pack of their offsets, or
 // NoOffset without a tilt
