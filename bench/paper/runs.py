@@ -194,7 +194,7 @@ def run_all(title, runs, jobs, alone=False, but_committed=False):
         with concurrent.futures.ProcessPoolExecutor(jobs, context, _start, (messages, threads)) as pool:
             for _ in pool.map(_work, todo):
                 pass
-        ended.set()
-        reader.join()
     finally:
+        ended.set()
+        reader.join(timeout=5)  # a worker that was killed may have left half a message
         bar.close()
