@@ -11,7 +11,7 @@ set(levels
   "decoder/options.hpp decoder/decoder_model.hpp toeplitz/factors.hpp toeplitz/cost.hpp cuda/toeplitz/row_sums.cuh"
   "toeplitz/engine.hpp cuda/toeplitz/engine.cuh"
   "toeplitz/direct toeplitz/fft cuda/toeplitz/direct"
-  "toeplitz/banded toeplitz/block_causal toeplitz/fftw toeplitz/plan/failing_share.hpp cuda/toeplitz/banded cuda/toeplitz/fft"
+  "toeplitz/banded toeplitz/block_causal toeplitz/fftw toeplitz/smooth toeplitz/plan/failing_share.hpp cuda/toeplitz/banded cuda/toeplitz/fft"
   "toeplitz cuda/error_bound cuda/toeplitz/engines.cuh"
   "attention/weights cuda/toeplitz"
   "attention/scaling cuda/toeplitz/backward cuda/feature_map"

@@ -321,7 +321,7 @@ void check_engines(const std::string& scalar, Index n, Index threads) {
   const std::span<const bool> masks(mask.data(), static_cast<std::size_t>(mask.size()));
   const CallOptions packed{.cumulative_lengths = cumulative}, masked{.key_mask = masks, .lengths = lengths};
   for (const Engine engine : {Engine::automatic, Engine::direct, Engine::fftw, Engine::lanes, Engine::block_causal,
-                              Engine::banded, Engine::recurrence, Engine::grid}) {
+                              Engine::banded, Engine::recurrence, Engine::grid, Engine::smooth}) {
     if (!NPRF_USE_FFTW && engine == Engine::fftw) continue;
     for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
       const AttentionOptions options{.direction = direction, .engine = engine};

@@ -181,7 +181,7 @@ class Attention(Value):
     features: a feature map, or one for each head. position: a Position; None is b = 0. causal: a query attends to the
     keys at or before it. near: pairs less than `near` tokens apart have the exact weights of softmax. sinks: the first
     `sinks` keys of a sequence have them, too, for every query. engine: how the sums are computed, "automatic",
-    "direct", "banded", "recurrence", "lanes", "grid" or "block_causal"; see the README.
+    "direct", "banded", "recurrence", "smooth", "lanes", "grid" or "block_causal"; see the README.
 
     Arrays are [tokens, d], [heads, tokens, d] or [batch, heads, tokens, d]; with layout="tokens_first"
     [tokens, heads, d] or [batch, tokens, heads, d]; float32 or float64, of NumPy or with DLPack. They are read in place

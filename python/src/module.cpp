@@ -51,11 +51,11 @@ using Mask = nb::ndarray<const bool, nb::c_contig, nb::device::cpu>;
 
 Engine engine_of(const std::string& text) {
   for (const Engine each : {Engine::automatic, Engine::direct, Engine::fftw, Engine::lanes, Engine::block_causal,
-                            Engine::banded, Engine::recurrence, Engine::grid})
+                            Engine::banded, Engine::recurrence, Engine::grid, Engine::smooth})
     if (text == name(each)) return each;
   throw InvalidArgument(
       nprf::detail::sentence("engine: expected automatic, direct, lanes, block_causal, banded, "
-                             "recurrence or grid, got ",
+                             "recurrence, smooth or grid, got ",
                              text));
 }
 

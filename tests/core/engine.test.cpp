@@ -13,9 +13,9 @@ namespace nprf::test::core_engine {
 
 TEST_CASE("the name of each engine is that of its enumerator", "[core]") {
   const std::vector<std::pair<Engine, std::string>> names{
-      {Engine::automatic, "automatic"}, {Engine::direct, "direct"},        {Engine::fftw, "fftw"},
-      {Engine::lanes, "lanes"},         {Engine::banded, "banded"},        {Engine::block_causal, "block_causal"},
-      {Engine::grid, "grid"},           {Engine::recurrence, "recurrence"}};
+      {Engine::automatic, "automatic"}, {Engine::direct, "direct"},         {Engine::fftw, "fftw"},
+      {Engine::lanes, "lanes"},         {Engine::banded, "banded"},         {Engine::block_causal, "block_causal"},
+      {Engine::grid, "grid"},           {Engine::recurrence, "recurrence"}, {Engine::smooth, "smooth"}};
   std::set<std::string_view> different;
   for (const auto& [engine, expected] : names) {
     CHECK(std::string(name(engine)) == expected);

@@ -178,12 +178,13 @@ class Input {
     const Direction direction = one_of<Direction>({Direction::bidirectional, Direction::causal});
     const auto radius = [&] { return m_tame ? m_bytes.ConsumeFloatingPointInRange<double>(0.1, 2) : scalar<double>(); };
     const Normalization normalization = flag() ? Normalization::none() : Normalization::unit(radius());
-    return {.direction = direction,
-            .normalization = normalization,
-            .engine = one_of<Engine>({Engine::automatic, Engine::direct, Engine::fftw, Engine::lanes,
-                                      Engine::block_causal, Engine::banded, Engine::recurrence, Engine::grid}),
-            .near = flag() ? 0 : one_of<Index>({1, 3, 40, 1000, -1}),
-            .sinks = flag() ? 0 : one_of<Index>({1, 2, 30, -1})};
+    return {
+        .direction = direction,
+        .normalization = normalization,
+        .engine = one_of<Engine>({Engine::automatic, Engine::direct, Engine::fftw, Engine::lanes, Engine::block_causal,
+                                  Engine::banded, Engine::recurrence, Engine::grid, Engine::smooth}),
+        .near = flag() ? 0 : one_of<Index>({1, 3, 40, 1000, -1}),
+        .sinks = flag() ? 0 : one_of<Index>({1, 2, 30, -1})};
   }
 
   double tolerance() {

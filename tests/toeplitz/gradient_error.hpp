@@ -12,7 +12,7 @@ namespace nprf::test {
 
 template <class T>
 LagWeights<T> transposed(const LagWeights<T>& c) {
-  return {-c.last(), c.values.reverse()};
+  return {-c.last(), c.values.reverse(), {}, c.max_deviation};
 }
 
 /// dc by a plain loop in double.

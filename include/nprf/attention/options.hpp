@@ -102,8 +102,10 @@ struct Report {
 /// that any engine has (Report::error_bound).
 ///
 /// Approximate biases: if nothing is saved for backward and features are positive, Engine::automatic may change biases
-/// by up to a quarter of the tolerance, if they are then linear in the lag beyond some lags and admit a faster engine.
-/// An example is a table that holds the biases of ALiBi or T5.
+/// by up to a quarter of the tolerance, but at most 0.0025, if they then admit a faster engine: because they are linear
+/// in the lag beyond some lags, as in a table that holds the biases of ALiBi or T5; or because they are smooth functions
+/// of the lag far from the diagonal, as -log(1 + |lag|) is. Engine::smooth does the same for any features, and in
+/// backward, where it gives the gradient of the biases that it uses: a smooth function of the lag far from the diagonal.
 ///
 /// Comparison with softmax: the call also computes softmax_samples rows of each sequence of each head by exact softmax,
 /// or all rows if there are fewer, and reports how far its own rows are from these (Report::softmax_error): the error

@@ -55,6 +55,13 @@ struct LagProblem {
   }
   bool attends(Index query, Index key) const { return bias_between(query, key) > minus_infinity; }
 
+  /// `weights` that an engine may change by up to `max_deviation`; by nothing if the position assigns the slots.
+  LagWeightsView<T> weights_within(double max_deviation) const {
+    LagWeightsView<T> c = weights;
+    c.max_deviation = has_own_slots ? 0 : max_deviation;
+    return c;
+  }
+
   /// Whether pairs of a near field or of attention sinks are computed exactly.
   bool has_exact_pairs() const { return near.width > 0 || sinks > 0; }
   /// How many keys of a placement, from its first one on, are attention sinks.

@@ -15,8 +15,9 @@ struct LagWeights {
   Index first = 0;
   Vector<T> values;
   Tails tails = {};
+  double max_deviation = 0;
 
-  LagWeightsView<T> view() const { return {first, values.data(), values.size(), tails}; }
+  LagWeightsView<T> view() const { return {first, values.data(), values.size(), tails, max_deviation}; }
   Index last() const { return view().last(); }
   T operator[](Index lag) const { return view()[lag]; }
   LagRange support() const { return view().support(); }

@@ -126,7 +126,8 @@ struct LagWeightsView {
   Index first = 0;            // lag of values[0]
   const T* values = nullptr;  // c[first], c[first + 1], ...
   Index size = 0;
-  Tails tails = {};  // before + after < size, unless both are 0
+  Tails tails = {};          // before + after < size, unless both are 0
+  double max_deviation = 0;  // an engine may change a weight c by at most c * max_deviation
 
   Index last() const { return first + size - 1; }
 

@@ -39,6 +39,9 @@ class BorderedProduct {
   /// Whether keys may have log-scales (factors.hpp). They may if the engine accepts them and all tokens have slots.
   bool accepts_key_log_scales() const { return m_product.accepts_key_log_scales() && m_border.count == 0; }
 
+  /// As Product::deviation().
+  double deviation() const { return m_product.deviation(); }
+
   /// As Product::longest_plain_sum(). Keys without a slot are added last.
   Index longest_plain_sum(Index n_k) const {
     const Index in_slots = m_product.longest_plain_sum(n_k) + m_border.count;

@@ -12,6 +12,7 @@
 #include "nprf/toeplitz/engine.hpp"
 #include "nprf/toeplitz/fft/engine.hpp"
 #include "nprf/toeplitz/fftw/engine.hpp"
+#include "nprf/toeplitz/smooth/engine.hpp"
 
 namespace nprf::toeplitz {
 
@@ -36,7 +37,8 @@ struct EngineTypes {
 
 /// The engines of this build. Of several that cost the same, Engine::automatic chooses the first.
 template <Real T>
-using EngineList = detail::EngineTypes<T, DirectEngine<T>, BandedEngine<T>, FftEngine<T>, BlockCausalEngine<T>
+using EngineList = detail::EngineTypes<T, DirectEngine<T>, BandedEngine<T>, FftEngine<T>, BlockCausalEngine<T>,
+                                       SmoothEngine<T>
 #if NPRF_USE_FFTW
                                        ,
                                        FftwEngine<T>

@@ -26,6 +26,7 @@
 /// | lanes        | r p n log n          | long n and weights for which all rows have similar magnitudes        |
 /// | grid         | r p n log n          | the same engine as lanes, for the slots of an image                  |
 /// | block_causal | r p n log^2 n        | long n and one-sided weights: no bit depends on later tokens         |
+/// | smooth       | n r p                | weights that are smooth at long lags; it changes them a little       |
 /// | fftw         | r p n log n          | comparison with lanes: Y by the library FFTW, gradients by lanes     |
 namespace nprf::toeplitz {
 
@@ -62,6 +63,18 @@ class Product {
   /// Of sums over n_k keys, the largest number of keys that are summed without compensation (long_sums.hpp).
   Index longest_plain_sum(Index n_k) const {
     return visit([n_k](const auto& engine) { return engine.longest_plain_sum(n_k); }, n_k);
+  }
+
+  /// A bound of the relative difference between a weight of the product and c; 0 unless the engine is `smooth`.
+  double deviation() const {
+    return visit(
+        []<class E>(const E& engine) {
+          if constexpr (requires { engine.deviation(); })
+            return engine.deviation();
+          else
+            return 0.0;
+        },
+        0.0);
   }
 
   /// Writes to `out` bounds of the rounding errors of contract(), or zeros if rounding is per row. sizes[j] (n_k) is

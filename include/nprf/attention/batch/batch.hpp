@@ -106,6 +106,16 @@ class Batch {
     return team_of(m_workspaces, toeplitz::worthwhile_threads(static_cast<double>(sequences) * operations), poll);
   }
 
+  // By how much lowering may change biases, if close ones cost less. By nothing if gradients are needed, because backward
+  // gives those of the biases as they are, and for features of both signs, for which the effect on y has no bound before
+  // y is known; unless the user asks for the engine that changes them.
+  static double max_deviation(const HeadModels<T>& heads, double tolerance, bool needs_gradients) {
+    constexpr double most = 0.0025;
+    const bool may_deviate = heads.options().engine == Engine::smooth ||
+                             (!needs_gradients && heads.feature_map(0).is_positive());
+    return may_deviate ? std::min(tolerance / 4, most) : 0;
+  }
+
   void prepare_positions(const HeadModels<T>& heads, std::span<const Segment> segments, Index d_v,
                          const LoweringOptions& lowering, const Team& team) {
     const Index r = heads.feature_map(0).output_dim();
@@ -211,10 +221,8 @@ void Batch<T>::forward(const HeadModels<T>& heads, const HeadsView<const T>& q, 
   const EndOfCall end_of_call{*this};
   const Workspace::Scope scope(team.workspace());
   const double tolerance = call.tolerance > 0 ? call.tolerance : default_tolerance<T>;
-  // lowering may replace the biases by close ones that cost less; not if backward follows, which needs the gradients of
-  // the biases as they are, and not for features of both signs, for which the effect on y has no bound
-  const bool may_deviate = !saved && heads.feature_map(0).is_positive();
-  prepare_positions(heads, m_segments, d_v, {call.offset, Pass::forward, may_deviate ? tolerance / 4 : 0}, team);
+  prepare_positions(heads, m_segments, d_v,
+                    {call.offset, Pass::forward, max_deviation(heads, tolerance, saved != nullptr)}, team);
   const std::size_t segments = differ ? 1 : m_segments.size();  // of each sequence
   if (static_cast<Index>(segments) > std::numeric_limits<Index>::max() / std::max<Index>(sequences, 1))
     throw std::length_error("nprf: the number of packed sequences, batch x heads x cumulative lengths, overflows");
@@ -259,7 +267,8 @@ GradientReport Batch<T>::backward(const HeadModels<T>& heads, const Saved<T>& sa
   const EndOfCall end_of_call{*this};
   Workspace& workspace = team.workspace();
   const Workspace::Scope scope(workspace);
-  prepare_positions(heads, saved.m_segments, saved.m_sizes.d_v, {saved.m_offset, Pass::backward}, team);
+  prepare_positions(heads, saved.m_segments, saved.m_sizes.d_v,
+                    {saved.m_offset, Pass::backward, max_deviation(heads, saved.m_tolerance, true)}, team);
 
   const HeadsView<T> all_dk = by_query_head(dk, saved, workspace), all_dv = by_query_head(dv, saved, workspace);
   m_gradient_reports.assign(saved.m_sequences.size(), GradientReport{});

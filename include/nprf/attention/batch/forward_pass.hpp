@@ -108,7 +108,7 @@ class ForwardPass {
                  spread = position.problem().bias_spread();
     const Index r = m_rows.A.cols(), n_k = m_rows.n_k();
     m_row_errors.by_softmax = error_of_softmax<T>(m_x.q.cols(), q_norm * k_norm, spread, n_k);
-    const double of_inputs = error_of_weights<T>(spread) + position.products().deviation() +
+    const double of_inputs = error_of_weights<T>(spread) + position.products().deviation(m_product.product()) +
                              features().relative_error(q_norm) + features().relative_error(k_norm) +
                              (m_rows.has_exact_pairs() ? m_row_errors.by_softmax : 0);
     m_row_errors.by_features = of_inputs + error_of_sums<T>(r, longest_plain_sum(n_k));

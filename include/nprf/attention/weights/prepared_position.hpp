@@ -31,14 +31,14 @@ template <Real T>
 class ProductChoice {
  public:
   /// Chooses the engine for products of this shape. May change the problem's last weight
-  /// (LagProblem::keep_last_weight()). In the forward pass Engine::automatic may replace biases by others that differ
-  /// by at most `max_deviation`, if that admits a cheaper engine.
+  /// (LagProblem::keep_last_weight()). Engine::smooth may replace biases by others that differ by at most
+  /// `max_deviation`; so may Engine::automatic, if that admits a cheaper engine. Slots of a grid keep their biases.
   ProductChoice(const LagProblem<T>& problem, Engine engine, const ProductShape& shape, Pass pass, double max_deviation,
                 const Team& team)
       : m_problem(problem),
         m_shape(shape),
         m_span{problem.query_slots, problem.key_slots, shape.r, shape.p},
-        m_weights(problem.weights),
+        m_weights(problem.weights_within(max_deviation)),
         m_product(choose(engine, pass, max_deviation, team)) {}
 
   /// The product for all keys.
@@ -63,9 +63,9 @@ class ProductChoice {
     return {Engine::direct, m_weights, m_problem.border, {m_span.n_q, m_span.n_k, r, p}, team};
   }
 
-  /// A bound of the difference between a bias that the product uses and the position's bias; 0 unless tails were
-  /// fitted.
-  double deviation() const { return m_deviation; }
+  /// A bound of the difference between a bias that a product of this object uses and the position's bias; 0 unless
+  /// tails were fitted, or the engine is `smooth`.
+  double deviation(const toeplitz::BorderedProduct<T>& product) const { return m_deviation + product.deviation(); }
 
  private:
   using Rounding = toeplitz::Rounding;
@@ -140,7 +140,7 @@ class ProductChoice {
   LagProblem<T> m_problem;
   ProductShape m_shape, m_span;  // in tokens; in the slots that the tokens span
   LagWeightsView<T> m_weights;   // the problem's weights, or these with fitted tails
-  double m_deviation = 0;
+  double m_deviation = 0;         // of fitted tails
   toeplitz::Use m_use = toeplitz::Use::rows;
   // the products that Engine::automatic may select if keys are masked: their engines round per row, which is accurate
   // enough whichever keys are masked

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <span>
+#include <type_traits>
+
+#include "nprf/core/block_product.hpp"
+#include "nprf/core/pack.hpp"
+#include "nprf/core/team.hpp"
+#include "nprf/core/types.hpp"
+#include "nprf/core/workspace.hpp"
+#include "nprf/toeplitz/factors.hpp"
+#include "nprf/toeplitz/smooth/chunk_rows.hpp"
+#include "nprf/toeplitz/smooth/chunk_sums.hpp"
+#include "nprf/toeplitz/smooth/plan.hpp"
+
+namespace nprf::toeplitz {
+
+namespace detail {
+
+// out[p,q] += N_p.M_q for N and M (terms,n)
+template <Index terms, Real T>
+void add_dot_products(const T* N, const T* M, Index n, double* out) {
+  using P = Pack<T>;
+  // products of some rows of M at once, so that the sums stay in registers
+  constexpr Index most = P::registers >= 32 ? (terms + 1) / 2 : 2;
+  const auto add = [=]<Index rows>(Index q0, std::integral_constant<Index, rows>) {
+    P sum[terms][rows];
+    for (auto& row : sum) std::fill_n(row, rows, P::all(0));
+    const auto add_pack = [&](Index k, auto load) {
+      P m[rows];
+      NPRF_UNROLL
+      for (Index q = 0; q < rows; ++q) m[q] = load(M + (q0 + q) * n + k);
+      NPRF_UNROLL
+      for (Index p = 0; p < terms; ++p) {
+        const P each = load(N + p * n + k);
+        NPRF_UNROLL
+        for (Index q = 0; q < rows; ++q) sum[p][q] = multiply_add(each, m[q], sum[p][q]);
+      }
+    };
+    Index k = 0;
+    for (; k + P::size <= n; k += P::size) add_pack(k, [](const T* x) { return P::load(x); });
+    if (k < n) add_pack(k, [=](const T* x) { return P::load(x, n - k); });
+    for (Index p = 0; p < terms; ++p)
+      for (Index q = 0; q < rows; ++q) out[p * most_terms + q0 + q] += static_cast<double>(sum[p][q].sum());
+  };
+  Index q = 0;
+  for (; q + most <= terms; q += most) add(q, std::integral_constant<Index, most>());
+  if constexpr (terms % most != 0) add(q, std::integral_constant<Index, terms % most>());
+}
+
+}  // namespace detail
+
+/// dA_i = sum_p P_p(u_i) L[p] G_i for the tokens i of chunk I, for L (terms,r,p).
+template <Real T>
+void set_factor_gradients(const ChunkRows<T>& of, Index I, const MatrixView<T>& G, const T* L, MatrixRef<T>& dA,
+                          Workspace& scratch) {
+  const RowRange rows = of.rows(I);
+  const Workspace::Scope scope(scratch);
+  const Index R = of.cols(), r = dA.cols(), p = G.cols(), packs = packs_for<T>(R), width = packs * Pack<T>::size;
+  RowBlocks<T> left(p, scratch);
+  left.set(G.middleRows(rows.begin, rows.size()));
+  Transposed<T> right(p, width, scratch);
+  right.set(Eigen::Map<const Matrix<T>>(L, R, p), packs);
+  T* Z = scratch.take<T>(Block<T>::rows * width);  // G L^T
+  for (Index i = 0; i < rows.size(); i += Block<T>::rows) {
+    multiply_block(p, packs, left.block(i), right.factor(),
+                   [=](Index k, Index j, const Pack<T>& z) { z.store(Z + k * width + j); });
+    for (Index k = 0; k < std::min(Block<T>::rows, rows.size() - i); ++k) {
+      const Index row = rows.begin + i + k;
+      const T* P = of.polynomials(I, row);
+      T* to = dA.data() + row * dA.outerStride();
+      for (Index j = 0; j < r; j += Pack<T>::size) {
+        auto sum = Pack<T>::all(0);
+        for (Index q = 0; q * r < R; ++q)
+          sum = multiply_add(Pack<T>::all(P[q]), Pack<T>::load(Z + k * width + q * r + j, r - j), sum);
+        sum.store(to + j, r - j);
+      }
+    }
+  }
+}
+
+/// The gradient of the weights of smooth blocks: that of the product that is computed, in which each such weight is a
+/// linear function of the weights of its block at level 0.
+template <Real T>
+class WeightGradients {
+ public:
+  /// For the moments of the keys, and of the queries with G as values.
+  WeightGradients(const SmoothPlan<T>& plan, const ChunkMoments<T>& of_queries, const ChunkMoments<T>& of_keys)
+      : m_plan(plan), m_queries(of_queries), m_keys(of_keys) {}
+
+  /// Adds the gradients of the weights of the lags `first`, first + 1, ... to dc.
+  void add_to(std::span<T> dc, Index first, const Team& team) const {
+    if (m_plan.top() < 0) return;
+    const Workspace::Scope scope(team.workspace());
+    const double* outer = nullptr;
+    for (Index l = m_plan.top(); l >= 0; --l) {
+      double* dK = team.workspace().template take<double>(m_plan.level(l).count * term_pairs);
+      std::fill_n(dK, m_plan.level(l).count * term_pairs, 0.0);
+      if (outer) add_outer(l, outer, dK);
+      add_coupled(l, dK, team);
+      outer = dK;
+    }
+    const SmoothLevel<T>& lowest = m_plan.level(0);
+    for (Index k = 0; k < lowest.count; ++k)
+      if (lowest.blocks[k].kind == BlockKind::smooth)
+        add_block(outer + k * term_pairs, -(lowest.first + k) * smooth_chunk - (smooth_chunk - 1) - first, dc);
+  }
+
+ private:
+  // dK of level l from that of level l + 1: K above = sum W_a^T K W_b
+  void add_outer(Index l, const double* outer, double* dK) const {
+    const SmoothLevel<T>&level = m_plan.level(l), &above = m_plan.level(l + 1);
+    const Halves halves(smooth_chunk << l, m_plan.terms());
+    for (Index k = 0; k < above.count; ++k) {
+      if (above.blocks[k].kind != BlockKind::smooth) continue;
+      for (Index a : {0, 1})
+        for (Index b : {0, 1})
+          detail::add_product(halves.W[a], outer + k * term_pairs, halves.Wt[b],
+                              dK + (2 * (above.first + k) + a - b - level.first) * term_pairs);
+    }
+  }
+
+  // dK_D[p,q] += sum of N_I[p].M_J[q] over the chunks I and J at distance D whose block is summed at this level
+  void add_coupled(Index l, double* dK, const Team& team) const {
+    const SmoothLevel<T>& level = m_plan.level(l);
+    const auto& side = level.side(Axis::queries);
+    const Index n = m_keys.entries(), blocks = std::min<Index>(side.chunks, 8), size = level.count * term_pairs;
+    const Workspace::Scope scope(team.workspace());
+    double* shares = team.workspace().template take<double>(blocks * size);
+    std::fill_n(shares, blocks * size, 0.0);
+    team.run(blocks, [&](Index block, Workspace&) {
+      double* share = shares + block * size;
+      for (Index I = side.chunks * block / blocks; I < side.chunks * (block + 1) / blocks; ++I)
+        for (const Coupling<T>& each : side.coupled[I % 2]) {
+          const Index J = I + each.offset;
+          if (J < 0 || J >= m_keys.chunks(l)) continue;
+          with_terms(m_plan.terms(), [&]<Index terms>() {
+            detail::add_dot_products<terms>(m_queries.at(l, I), m_keys.at(l, J), n,
+                                            share + (I - J - level.first) * term_pairs);
+          });
+        }
+    });
+    for (Index block = 0; block < blocks; ++block)
+      for (Index k = 0; k < size; ++k) dK[k] += shares[block * size + k];
+  }
+
+  // adds the gradients of the weights of a block of level 0, the first of which is dc[first]
+  void add_block(const double* dK, Index first, std::span<T> dc) const {
+    constexpr Index middle = smooth_chunk - 1, last = ChunkBasis<T>::lags - 1;
+    const double* products = ChunkBasis<T>::get().by_lag;
+    for (Index x = 0; x <= middle; ++x, products += term_pairs) {
+      double sums[2] = {};  // of the p + q that are even, and that are odd
+      for (Index p = 0; p < most_terms; ++p)
+        for (Index q = 0; q < most_terms; ++q)
+          sums[(p + q) % 2] += dK[p * most_terms + q] * products[p * most_terms + q];
+      dc[static_cast<std::size_t>(first + x)] += static_cast<T>(sums[0] + sums[1]);
+      if (x < middle) dc[static_cast<std::size_t>(first + last - x)] += static_cast<T>(sums[0] - sums[1]);
+    }
+  }
+
+  const SmoothPlan<T>& m_plan;
+  const ChunkMoments<T>&m_queries, &m_keys;
+};
+
+}  // namespace nprf::toeplitz

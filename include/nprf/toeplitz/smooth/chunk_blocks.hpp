@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "nprf/core/lags.hpp"
+#include "nprf/core/pack.hpp"
+#include "nprf/core/types.hpp"
+#include "nprf/core/workspace.hpp"
+#include "nprf/toeplitz/smooth/polynomials.hpp"
+
+/// Blocks of the Toeplitz matrix C of a chunk of queries and a chunk of keys, and whether products of polynomials
+/// represent them. With the distance D of the two chunks, the block of chunks of N slots is
+///
+///     c[v - u - D N] = sum_pq P_p(u) K_D[p,q] P_q(v)    for u, v < N
+///
+/// for the first `terms` polynomials of ChunkPolynomials{N}, up to an error that is relative to each c.
+namespace nprf::toeplitz {
+
+/// The number of polynomials. Matrices (terms,terms) are stored as (most_terms,most_terms).
+inline constexpr Index least_terms = 4, most_terms = 8, term_pairs = most_terms * most_terms;
+
+/// Calls use.operator()<count>() for the constant `count` that equals `terms`.
+template <Index count = least_terms, class Use>
+void with_terms(Index terms, Use&& use) {
+  if (terms == count)
+    use.template operator()<count>();
+  else if constexpr (count < most_terms)
+    with_terms<count + 1>(terms, use);
+}
+
+/// The slots of a chunk of the lowest level.
+inline constexpr Index smooth_chunk = 64;
+
+/// Tables of the polynomials of a chunk, which do not depend on c.
+template <Real T>
+struct ChunkBasis {
+  static constexpr Index chunk = smooth_chunk, lags = 2 * chunk - 1;
+
+  T by_slot[chunk * most_terms];  // P_p(u) at u, p
+  T by_term[most_terms * chunk];  // P_p(u) at p, u
+  // sum_u P_p(u) P_q(u + x - chunk + 1) at x, p, q, for x < chunk. That of x' = lags - 1 - x is (-1)^(p+q) times it
+  double by_lag[chunk * term_pairs];
+
+  static const ChunkBasis& get() {
+    static const ChunkBasis basis;
+    return basis;
+  }
+
+ private:
+  ChunkBasis() {
+    double P[chunk][most_terms];
+    for (Index u = 0; u < chunk; ++u) {
+      ChunkPolynomials{double(chunk)}.values(u, most_terms, P[u]);
+      for (Index p = 0; p < most_terms; ++p)
+        by_slot[u * most_terms + p] = by_term[p * chunk + u] = static_cast<T>(P[u][p]);
+    }
+    for (Index x = 0; x < chunk; ++x)
+      for (Index p = 0; p < most_terms; ++p)
+        for (Index q = 0; q < most_terms; ++q) {
+          double& sum = by_lag[x * term_pairs + p * most_terms + q] = 0;
+          for (Index u = chunk - 1 - x; u < chunk; ++u) sum += P[u][p] * P[u + x - chunk + 1][q];
+        }
+  }
+};
+
+/// How a block is computed. empty: all weights are 0. smooth: by polynomials. rough: by tiles.
+enum class BlockKind : unsigned char { rough, smooth, empty };
+
+/// The polynomials of one level by those of its halves (ChunkPolynomials::halves()), and the transposes.
+struct Halves {
+  double W[2][term_pairs], Wt[2][term_pairs];
+  double end[most_terms];  // the largest |P_p| of a half
+
+  Halves(Index points, Index terms) {
+    const ChunkPolynomials half{static_cast<double>(points)};
+    half.values(points - 1, most_terms, end);
+    std::fill(end + terms, end + most_terms, 0.0);
+    for (Index second : {0, 1}) {
+      half.halves(second == 1, most_terms, W[second]);
+      for (Index i = 0; i < most_terms; ++i)
+        for (Index j = 0; j < most_terms; ++j) {
+          double& w = W[second][i * most_terms + j];
+          if (i >= terms || j >= terms) w = 0;
+          Wt[second][j * most_terms + i] = w;
+        }
+    }
+  }
+};
+
+namespace detail {
+
+// a row of a matrix of terms, in registers
+typedef double TermRow [[gnu::vector_size(most_terms * sizeof(double)), gnu::aligned(alignof(double)), gnu::may_alias]];
+
+// out += x y, matrices of terms
+inline void add_product(const double* x, const double* y, double* out) {
+  const TermRow* rows = reinterpret_cast<const TermRow*>(y);
+  for (Index i = 0; i < most_terms; ++i) {
+    TermRow sum = reinterpret_cast<const TermRow*>(out)[i];
+    NPRF_UNROLL
+    for (Index s = 0; s < most_terms; ++s) sum += x[i * most_terms + s] * rows[s];
+    reinterpret_cast<TermRow*>(out)[i] = sum;
+  }
+}
+
+// out += x y z
+inline void add_product(const double* x, const double* y, const double* z, double* out) {
+  double xy[term_pairs] = {};
+  add_product(x, y, xy);
+  add_product(xy, z, out);
+}
+
+// sum_pq |M[p,q]| e_p e_q
+inline double weighted_size(const double* M, const double* e) {
+  double sum = 0;
+  for (Index p = 0; p < most_terms; ++p) {
+    double row = 0;
+    for (Index q = 0; q < most_terms; ++q) row += std::abs(M[p * most_terms + q]) * e[q];
+    sum += e[p] * row;
+  }
+  return sum;
+}
+
+}  // namespace detail
+
+/// One block: its K and its errors.
+template <Real T>
+struct ChunkBlock {
+  BlockKind kind = BlockKind::rough;
+  T least = 0;       // the smallest weight
+  double error = 0;  // the largest error of a weight, relative to it
+  double K[term_pairs];
+
+  /// The block with these weights of the lags -D chunk - (chunk - 1) ..., of which there are ChunkBasis::lags. It is
+  /// smooth if its error is at most the tolerance.
+  static ChunkBlock of_weights(const T* c, Index terms, double tolerance) {
+    ChunkBlock block;
+    using P = Pack<T>;
+    auto most = P::all(c[0]), minus_least = P::all(-c[0]);
+    for (Index x = 0; x < ChunkBasis<T>::lags; x += P::size) {
+      const P some = P::load(c + std::min(x, ChunkBasis<T>::lags - P::size));
+      most = larger(most, some), minus_least = larger(minus_least, -some);
+    }
+    const T largest = most.largest();
+    block.least = -minus_least.largest();
+    if (block.least == 0 && largest == 0) block.kind = BlockKind::empty;
+    if (!(block.least > 0) || !(largest <= std::numeric_limits<T>::max())) return block;
+    block.project(c, terms);
+    block.error = block.error_of(c, terms, tolerance);
+    if (block.error <= tolerance) block.kind = BlockKind::smooth;
+    return block;
+  }
+
+  /// The block of chunks of twice the size. inner(a, b) is the block of half a of its queries and half b of its keys,
+  /// or null if there is none; it is smooth only if all four are. What a polynomial of the inner blocks lacks in those
+  /// of the outer block adds to their errors.
+  template <class Inner>
+  static ChunkBlock of_halves(Inner&& inner, const Halves& halves, double tolerance) {
+    ChunkBlock block;
+    int smooth = 0, empty = 0;
+    for (Index a : {0, 1})
+      for (Index b : {0, 1})
+        if (const ChunkBlock* each = inner(a, b))
+          smooth += each->kind == BlockKind::smooth, empty += each->kind == BlockKind::empty;
+    if (empty == 4) block.kind = BlockKind::empty;
+    if (smooth < 4) return block;
+    std::fill_n(block.K, term_pairs, 0.0);
+    block.least = std::numeric_limits<T>::infinity();
+    for (Index a : {0, 1})
+      for (Index b : {0, 1}) detail::add_product(halves.Wt[a], inner(a, b)->K, halves.W[b], block.K);
+    for (Index a : {0, 1})
+      for (Index b : {0, 1}) {
+        const ChunkBlock& each = *inner(a, b);
+        double rest[term_pairs] = {};
+        detail::add_product(halves.W[a], block.K, halves.Wt[b], rest);
+        for (Index k = 0; k < term_pairs; ++k) rest[k] -= each.K[k];
+        block.error = std::max(block.error,
+                               each.error + detail::weighted_size(rest, halves.end) / static_cast<double>(each.least));
+        block.least = std::min(block.least, each.least);
+      }
+    if (block.error <= tolerance) block.kind = BlockKind::smooth;
+    return block;
+  }
+
+ private:
+  // K[p,q] = sum_x c[x] sum_u P_p(u) P_q(u + x - chunk + 1)
+  void project(const T* c, Index terms) {
+    using detail::TermRow;
+    constexpr Index middle = smooth_chunk - 1, last = ChunkBasis<T>::lags - 1;
+    const TermRow* products = reinterpret_cast<const TermRow*>(ChunkBasis<T>::get().by_lag);
+    TermRow sum[most_terms] = {};
+    for (Index x = 0; x <= middle; ++x, products += most_terms) {
+      const double a = static_cast<double>(c[x]), b = x < middle ? static_cast<double>(c[last - x]) : 0;
+      const double even = a + b, odd = a - b;  // for p + q
+      const TermRow rows[2] = {{even, odd, even, odd, even, odd, even, odd},
+                               {odd, even, odd, even, odd, even, odd, even}};
+      NPRF_UNROLL
+      for (Index p = 0; p < most_terms; ++p) sum[p] += rows[p % 2] * products[p];
+    }
+    for (Index p = 0; p < most_terms; ++p)
+      for (Index q = 0; q < most_terms; ++q) K[p * most_terms + q] = p < terms && q < terms ? sum[p][q] : 0;
+  }
+
+  // the largest error; or, if it is larger than the tolerance, that of some rows
+  double error_of(const T* c, Index terms, double tolerance) const {
+    using P = Pack<T>;
+    constexpr Index chunk = smooth_chunk;
+    const T* basis = ChunkBasis<T>::get().by_term;
+    T inverse[2 * chunk], rows[most_terms * chunk] = {};
+    for (Index x = 0; x < ChunkBasis<T>::lags; ++x) inverse[x] = 1 / c[x];
+    // with u = chunk - 1 - w and P_p(u) = (-1)^p P_p(w): rows[q,w] = sum_p P_p(u) K[p,q]
+    for (Index q = 0; q < terms; ++q)
+      for (Index p = 0; p < terms; ++p) {
+        const T k = static_cast<T>(K[p * most_terms + q]), factor = p % 2 == 0 ? k : -k;
+        for (Index w = 0; w < chunk; ++w) rows[q * chunk + w] += factor * basis[p * chunk + w];
+      }
+    auto most = P::all(0);
+    for (Index w = 0; w < chunk; ++w) {
+      for (Index v = 0; v < chunk; v += P::size) {
+        auto y = P::all(0);
+        for (Index q = 0; q < terms; ++q)
+          y = multiply_add(P::all(rows[q * chunk + w]), P::load(basis + q * chunk + v), y);
+        most = larger_or_nan(most, abs(multiply_add(y, P::load(inverse + w + v), P::all(-1))));
+      }
+      if (w % 16 == 15 && !(static_cast<double>(most.largest_or_nan()) <= tolerance)) break;
+    }
+    return static_cast<double>(most.largest_or_nan());
+  }
+};
+
+}  // namespace nprf::toeplitz

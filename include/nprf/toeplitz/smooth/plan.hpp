@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <span>
+
+#include "nprf/core/lags.hpp"
+#include "nprf/core/shapes.hpp"
+#include "nprf/core/types.hpp"
+#include "nprf/core/workspace.hpp"
+#include "nprf/toeplitz/smooth/chunk_blocks.hpp"
+
+namespace nprf::toeplitz {
+
+/// The tokens along one axis of C: queries or keys.
+enum class Axis { queries, keys };
+
+/// One block of C that is summed by moments: that of a chunk and of the chunk of the other axis that is `offset` chunks
+/// further. K (terms,terms) gives the polynomial coefficients of the former from the moments of the latter.
+template <Real T>
+struct Coupling {
+  Index offset;
+  const T* K;
+};
+
+/// Chunks of one size: level 0 has chunks of smooth_chunk slots, level l + 1 has chunks of two chunks of level l.
+template <Real T>
+struct SmoothLevel {
+  Index first = 0, count = 0;             // of the distances D = chunk of the queries - chunk of the keys
+  const ChunkBlock<T>* blocks = nullptr;  // (count)
+  // the polynomials of level l + 1 by those of this level (Halves)
+  const T *W[2] = {}, *Wt[2] = {};
+  struct Side {
+    Index chunks = 0;
+    std::span<const Coupling<T>> coupled[2];  // of even and of odd chunks
+  } sides[2];                                 // queries, keys
+
+  const Side& side(Axis axis) const { return sides[axis == Axis::queries ? 0 : 1]; }
+  BlockKind kind(Index D) const { return D >= first && D < first + count ? blocks[D - first].kind : BlockKind::rough; }
+};
+
+/// How C is divided into blocks: those that are smooth (chunk_blocks.hpp), at the highest level where they are; and
+/// tiles of one chunk, which are all others. A block that the slots do not fill is a tile.
+///
+/// Time and memory O(n terms^2).
+template <Real T>
+class SmoothPlan {
+ public:
+  static constexpr Index most_levels = 40;
+
+  /// For the weights c of queries in slots 0..n_q-1 and keys in slots 0..n_k-1. c changes by at most `tolerance`
+  /// relative to each weight. c must have all lags between the slots. The tables are in the workspace.
+  SmoothPlan(LagWeightsView<T> c, const ProductShape& span, Index terms, double tolerance, Workspace& workspace);
+
+  Index terms() const { return m_terms; }
+  Index levels() const { return m_levels; }
+  /// The highest level with blocks that are summed there; -1 if there is none.
+  Index top() const { return m_top; }
+  const SmoothLevel<T>& level(Index l) const { return m_level[l]; }
+  /// The distances of the tiles, from the largest to the smallest one.
+  std::span<const Index> tiles() const { return m_tiles; }
+  /// The largest change of a weight, relative to it.
+  double error() const { return m_error; }
+  /// The largest sum of the magnitudes that a weight is added from, relative to it.
+  double condition() const { return m_condition; }
+  /// Whether no block that is summed has later keys than its queries.
+  bool is_one_sided() const { return m_is_one_sided; }
+
+ private:
+  // sets the numbers of chunks and distances
+  void set_shape(Index l, const ProductShape& span) {
+    SmoothLevel<T>& level = m_level[l];
+    const Index points = smooth_chunk << l;
+    level.sides[0].chunks = (span.n_q + points - 1) / points, level.sides[1].chunks = (span.n_k + points - 1) / points;
+    level.first = 1 - level.sides[1].chunks, level.count = level.sides[0].chunks + level.sides[1].chunks - 1;
+  }
+  static const T* rounded(const double* M, Workspace& workspace) {
+    T* out = workspace.take<T>(term_pairs);
+    for (Index k = 0; k < term_pairs; ++k) out[k] = static_cast<T>(M[k]);
+    return out;
+  }
+  void set_lowest_level(LagWeightsView<T> c, const ProductShape& span, double tolerance, Workspace& workspace);
+  bool add_level(const ProductShape& span, double tolerance, Workspace& workspace);
+  void couple(Index l, Workspace& workspace);
+
+  Index m_terms, m_levels = 1, m_top = -1;
+  SmoothLevel<T> m_level[most_levels];
+  std::span<const Index> m_tiles;
+  double m_error = 0, m_condition = 1;
+  bool m_is_one_sided = true;
+};
+
+template <Real T>
+SmoothPlan<T>::SmoothPlan(LagWeightsView<T> c, const ProductShape& span, Index terms, double tolerance,
+                          Workspace& workspace)
+    : m_terms(terms) {
+  set_lowest_level(c, span, tolerance, workspace);
+  while (m_levels < most_levels && add_level(span, tolerance, workspace)) ++m_levels;
+  for (Index l = 0; l < m_levels; ++l) couple(l, workspace);
+  const SmoothLevel<T>& lowest = m_level[0];
+  Index* tiles = workspace.take<Index>(lowest.count);
+  std::size_t count = 0;
+  for (Index D = lowest.first + lowest.count - 1; D >= lowest.first; --D)
+    if (lowest.kind(D) == BlockKind::rough) tiles[count++] = D;
+  m_tiles = {tiles, count};
+}
+
+template <Real T>
+void SmoothPlan<T>::set_lowest_level(LagWeightsView<T> c, const ProductShape& span, double tolerance,
+                                     Workspace& workspace) {
+  constexpr Index lags = ChunkBasis<T>::lags;
+  set_shape(0, span);
+  SmoothLevel<T>& level = m_level[0];
+  auto* blocks = workspace.take<ChunkBlock<T>>(level.count);
+  T partial[lags];
+  for (Index k = 0; k < level.count; ++k) {
+    const Index lag = -(level.first + k) * smooth_chunk - (smooth_chunk - 1);
+    const bool is_whole = lag >= c.first && lag + lags - 1 <= c.last();
+    const T* weights = is_whole ? c.values + (lag - c.first) : partial;
+    for (Index x = 0; !is_whole && x < lags; ++x) partial[x] = c[lag + x];
+    blocks[k] = ChunkBlock<T>::of_weights(weights, m_terms, tolerance);
+    if (!is_whole && blocks[k].kind == BlockKind::smooth) blocks[k].kind = BlockKind::rough;
+  }
+  level.blocks = blocks;
+}
+
+// adds the level above the highest one; returns false if it has no smooth block
+template <Real T>
+bool SmoothPlan<T>::add_level(const ProductShape& span, double tolerance, Workspace& workspace) {
+  const Index l = m_levels;
+  SmoothLevel<T>& inner = m_level[l - 1];
+  if (std::max(inner.sides[0].chunks, inner.sides[1].chunks) <= 2) return false;
+  set_shape(l, span);
+  SmoothLevel<T>& level = m_level[l];
+  auto* blocks = workspace.take<ChunkBlock<T>>(level.count);
+  const Halves halves(smooth_chunk << (l - 1), m_terms);
+  for (Index half : {0, 1}) {
+    inner.W[half] = rounded(halves.W[half], workspace);
+    inner.Wt[half] = rounded(halves.Wt[half], workspace);
+  }
+  level.blocks = blocks;
+  bool any = false;
+  for (Index k = 0; k < level.count; ++k) {
+    const Index D = level.first + k;
+    const auto at = [&](Index a, Index b) {
+      const Index x = 2 * D + a - b - inner.first;
+      return x >= 0 && x < inner.count ? inner.blocks + x : nullptr;
+    };
+    blocks[k] = ChunkBlock<T>::of_halves(at, halves, tolerance);
+    any |= blocks[k].kind == BlockKind::smooth;
+  }
+  return any;
+}
+
+// lists the blocks of level l that are smooth and not in a smooth block of level l + 1
+template <Real T>
+void SmoothPlan<T>::couple(Index l, Workspace& workspace) {
+  SmoothLevel<T>& level = m_level[l];
+  double end[most_terms];  // the largest |P_p|
+  const Index points = smooth_chunk << l;
+  ChunkPolynomials{static_cast<double>(points)}.values(points - 1, most_terms, end);
+  T* matrices[2] = {workspace.take<T>(level.count * term_pairs),
+                    workspace.take<T>(level.count * term_pairs)};  // K, K^T
+  for (Index side : {0, 1})
+    for (Index parity : {0, 1}) {
+      auto* list = workspace.take<Coupling<T>>(level.count);
+      std::size_t count = 0;
+      for (Index k = 0; k < level.count; ++k) {
+        const ChunkBlock<T>& block = level.blocks[k];
+        if (block.kind != BlockKind::smooth) continue;
+        const Index D = level.first + k, offset = side == 0 ? -D : D;
+        // the chunks are 2 i + parity and 2 i + parity + offset
+        const Index outer = (parity + offset) >> 1;
+        if (l + 1 < m_levels && m_level[l + 1].kind(side == 0 ? -outer : outer) == BlockKind::smooth) continue;
+        T *K = matrices[0] + k * term_pairs, *Kt = matrices[1] + k * term_pairs;
+        list[count++] = {offset, side == 0 ? K : Kt};
+        if (side == 1) continue;
+        for (Index p = 0; p < most_terms; ++p)
+          for (Index q = 0; q < most_terms; ++q)
+            K[p * most_terms + q] = Kt[q * most_terms + p] = static_cast<T>(block.K[p * most_terms + q]);
+        m_error = std::max(m_error, block.error);
+        m_condition = std::max(m_condition, detail::weighted_size(block.K, end) / static_cast<double>(block.least));
+        m_is_one_sided &= D > 0;
+      }
+      level.sides[side].coupled[parity] = {list, count};
+      if (count > 0) m_top = l;
+    }
+}
+
+}  // namespace nprf::toeplitz
