@@ -55,6 +55,13 @@ void check_position(const P& position, Direction direction) {
   }
 }
 
+/// A position that may be a smooth function of the lag, with fewer parameters than lags. If is_smooth(), it may get the
+/// gradient of nearby biases that are smooth far from lag 0 (toeplitz/smooth/engine.hpp): CurvePosition (curve.hpp).
+template <class P>
+concept MaybeSmoothPosition = Position<P> && requires(const P& position) {
+  { position.is_smooth() } -> std::same_as<bool>;
+};
+
 /// The bias of query token i and key token j, where the query's position is i + offset; a placed position ignores the
 /// offset.
 template <Position P>

@@ -70,6 +70,8 @@ class PositionView {
     require(n == tokens(), name, ": expected ", tokens(), " rows (the position's tokens), got ", n);
     require(offset == 0, "offset: expected 0 for a position that assigns slots, got ", offset);
   }
+  /// Whether the bias is a smooth function of the lag, with few parameters (MaybeSmoothPosition).
+  bool is_smooth() const { return m_functions->is_smooth != nullptr && m_functions->is_smooth(m_position); }
   /// The required number of queries and of keys. Requires is_placed().
   Index tokens() const { return m_functions->tokens(m_position); }
   /// The slot of a cell, a token that is not an extra one. Cells are counted from 0.
@@ -93,6 +95,7 @@ class PositionView {
     Index (*pitch)(const void*) = nullptr;
     double (*bias)(const void*, Index, Index) = nullptr;
     void (*gradient)(const void*, Index, std::span<const double>, Matrix<double>&) = nullptr;
+    bool (*is_smooth)(const void*) = nullptr;
   };
 
   template <class P>
@@ -103,6 +106,8 @@ class PositionView {
       functions.slot = [](const void* p, Index cell) -> Index { return static_cast<const P*>(p)->slot(cell); };
       functions.bias = [](const void* p, Index i, Index j) -> double { return static_cast<const P*>(p)->bias(i, j); };
     }
+    if constexpr (MaybeSmoothPosition<P>)
+      functions.is_smooth = [](const void* p) { return static_cast<const P*>(p)->is_smooth(); };
     if constexpr (requires(const P& p) { p.pitch(); })
       functions.pitch = [](const void* p) -> Index { return static_cast<const P*>(p)->pitch(); };
     if constexpr (LearnedPosition<P>)

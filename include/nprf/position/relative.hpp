@@ -19,9 +19,11 @@ class RelativePosition {
  public:
   using Scalar = T;
 
-  /// b has 2R+1 scalars; b[R + lag] is the bias of a lag, where -infinity means weight 0. Throws InvalidArgument for an
-  /// even length, NaN or +infinity.
-  explicit RelativePosition(Vector<T> b) {
+  /// b has 2R+1 scalars; b[R + lag] is the bias of a lag, where -infinity means weight 0. is_smooth: b is a smooth
+  /// function of the lag far from 0, with a few parameters of the caller's to which the gradient of b is handed on, as
+  /// in FIRE (Li et al. 2024); then that gradient may be the one of a smooth table near b. Throws InvalidArgument for
+  /// an even length, NaN or +infinity.
+  explicit RelativePosition(Vector<T> b, bool is_smooth = false) : m_is_smooth(is_smooth) {
     require(b.size() % 2 == 1, "b: expected an odd number of scalars, 2n-1 for the lags -(n-1)..n-1, got ", b.size(),
             "; of 2n leave out the one of lag -n or n");
     for (Index l = 0; l < b.size(); ++l)
@@ -33,6 +35,7 @@ class RelativePosition {
 
   /// R, the largest lag with a scalar of its own.
   Index reach() const { return m_bias.last(); }
+  bool is_smooth() const { return m_is_smooth; }
   const LagBias<T>& bias() const { return m_bias; }
 
   /// Sets d (2R+1,1) to the gradient of the table; db holds dL/db of the lags first, first + 1, ... The gradients of
@@ -46,6 +49,7 @@ class RelativePosition {
 
  private:
   LagBias<T> m_bias;
+  bool m_is_smooth;
 };
 
 }  // namespace nprf

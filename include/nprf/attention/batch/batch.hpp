@@ -106,14 +106,15 @@ class Batch {
     return team_of(m_workspaces, toeplitz::worthwhile_threads(static_cast<double>(sequences) * operations), poll);
   }
 
-  // By how much lowering may change biases, if close ones cost less. By nothing if gradients are needed, because backward
-  // gives those of the biases as they are, and for features of both signs, for which the effect on y has no bound before
-  // y is known; unless the user asks for the engine that changes them.
+  // By how much lowering may change biases, if close ones cost less. By nothing if the gradients of free tables are
+  // needed, because backward gives those of the biases as they are, and for features of both signs, for which the
+  // effect on y has no bound before y is known; unless the user asks for the engine that changes them.
   static double max_deviation(const HeadModels<T>& heads, double tolerance, bool needs_gradients) {
     constexpr double most = 0.0025;
-    const bool may_deviate = heads.options().engine == Engine::smooth ||
-                             (!needs_gradients && heads.feature_map(0).is_positive());
-    return may_deviate ? std::min(tolerance / 4, most) : 0;
+    bool may_deviate = heads.feature_map(0).is_positive();
+    for (std::size_t p = 0; p < heads.num_positions(); ++p)
+      may_deviate = may_deviate && (!needs_gradients || heads.position(p).is_smooth());
+    return may_deviate || heads.options().engine == Engine::smooth ? std::min(tolerance / 4, most) : 0;
   }
 
   void prepare_positions(const HeadModels<T>& heads, std::span<const Segment> segments, Index d_v,

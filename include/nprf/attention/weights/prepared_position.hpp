@@ -78,7 +78,7 @@ class ProductChoice {
   toeplitz::BorderedProduct<T> choose(Engine engine, Pass pass, double max_deviation, const Team& team) {
     if (engine != Engine::automatic || m_weights.support().size() == 0) return make(engine, team);
     engine = cheapest_admissible(pass, team.workspace());
-    if (max_deviation > 0 && !m_problem.has_own_slots)
+    if (max_deviation > 0 && pass == Pass::forward && !m_problem.has_own_slots)
       engine = cheapest_with_fitted_tails(engine, max_deviation, team.workspace());
     std::size_t others = 0;
     for (const Engine other : {cheapest(m_weights, Rounding::per_row), Engine::direct})
