@@ -7,9 +7,10 @@
 //
 // After each of these come a case with a near field or a series, of SEED + first_seed_of_softmax_pairs, one with
 // attention sinks, of SEED + first_seed_of_sinks, one with biases far from each other, of SEED +
-// first_seed_of_far_biases, and lives of decoders (random_life.hpp) for as long as these took, of seeds from
-// first_seed_of_lives + SEED on; a SEED of lives gives lives alone. It stops at 20 failed cases, unless --keep-going is
-// given. The seeds of failures become regression tests (search.hpp).
+// first_seed_of_far_biases, one with a smooth table, of SEED + first_seed_of_smooth_tables, and lives of decoders
+// (random_life.hpp) for as long as these took, of seeds from first_seed_of_lives + SEED on; a SEED of lives gives lives
+// alone. It stops at 20 failed cases, unless --keep-going is given. The seeds of failures become regression tests
+// (search.hpp).
 
 #include <algorithm>
 #include <chrono>
@@ -123,7 +124,8 @@ int main(int argc, char** argv) {
     }
     search_case(seed, found);
     if (is_of_all) {
-      for (const std::uint64_t band : {first_seed_of_softmax_pairs, first_seed_of_sinks, first_seed_of_far_biases})
+      for (const std::uint64_t band :
+           {first_seed_of_softmax_pairs, first_seed_of_sinks, first_seed_of_far_biases, first_seed_of_smooth_tables})
         search_case(band + seed, found);
       while (2 * of_lives < passed() && (keep_going || found.failed_cases < 20)) next_life();
     }

@@ -110,6 +110,44 @@ inline Bias random_grid(Draw& draw, const Bias& shape) {
   return bias;
 }
 
+/// A table for the lags -(n-1)..n-1 that is a smooth function of the lag far from lag 0; or is but for a kink, a step,
+/// a hole, noise or a rough middle.
+inline Bias random_smooth_table(Draw& draw, Index n) {
+  Bias bias;
+  bias.place = Place::table;
+  const Index kind = draw.below(6), change = draw.below(9), at = draw.between(-n, n), length = draw.between(1, n);
+  const double size = draw.one_of({0.1, 0.5, 1., 3., 10.}), wide = draw.one_of({0.01, 0.1, 1., 10.}) * double(n),
+               noise = draw.one_of({1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.1}), second = draw.one_of({0., 0.3, 1.});
+  for (Index lag = 1 - n; lag < n; ++lag) {
+    const double x = static_cast<double>(std::abs(lag)), before = lag < 0 ? 1 : second;
+    double b = 0;
+    switch (kind) {
+      case 0: b = -size * std::log1p(x * before); break;
+      case 1: b = -size * std::pow(x, 0.1 + 0.4 * before); break;
+      case 2: b = std::log(std::exp(-size * x) + 0.1 * std::exp(-x / wide)); break;
+      case 3: b = size * std::sin(static_cast<double>(lag) / wide); break;
+      case 4: b = -size * static_cast<double>(lag * lag) / (wide * wide); break;
+      default: b = -size * std::log1p(x / wide) * before; break;
+    }
+    switch (change) {
+      case 0: b += lag > at ? static_cast<double>(lag - at) / wide : 0; break;  // a kink
+      case 1: b += lag > at ? 1 : 0; break;                                     // a step
+      case 2: b += std::floor(2 * std::log2(1 + x)); break;                     // steps
+      case 3: b += noise * draw.normal(); break;                                // everywhere
+      case 4: b += x < 20 ? draw.normal() : 0; break;                           // a rough middle
+      case 5: b = at <= lag && lag < at + length ? -HUGE_VAL : b; break;        // a hole
+      case 6: b += lag == at ? 10 * noise : 0; break;                           // one entry
+      default: break;
+    }
+    bias.weights.push_back(b);
+  }
+  std::ostringstream name;
+  name << "smooth table " << kind << " size " << size << " width " << wide << " second side " << second << " change "
+       << change << " at " << at << ", length " << length << ", noise " << noise;
+  bias.name = name.str();
+  return bias;
+}
+
 // moves some of the biases far from the others, as where a large negative number stands for "masked"
 inline void draw_far_biases(Draw& draw, Bias& bias, double lowest) {
   const double low = draw.one_of({-1e2, -1e3, -1e5, -1e9, -1e16, -1e30, lowest});

@@ -34,6 +34,15 @@ inline void draw_sizes(Draw& draw, Case& c, Place place, Bias& grid) {
   c.n_q = c.n_k = grid.tokens();
 }
 
+// enough tokens for chunks of slots
+inline void draw_long_sizes(Draw& draw, Case& c) {
+  c.d = draw.size(8), c.m = draw.size(8), c.d_v = draw.size(20);
+  const Index most = draw.one_in(8) ? 2000 : 800;
+  c.n_q = draw.between(100, most);
+  c.n_k = draw.one_in(4) ? draw.between(100, most) : c.n_q;
+  c.gradient_rows = 20;
+}
+
 inline void draw_padding(Draw& draw, Case& c, const Bias& grid) {
   const auto cuts = [&](Index n, Index sequences) {
     std::vector<Index> ends{0, n};
@@ -122,6 +131,9 @@ inline constexpr std::uint64_t first_seed_of_sinks = std::uint64_t{1} << 41;
 /// From this one on with biases far from each other; most with exact pairs, some with other tolerances.
 inline constexpr std::uint64_t first_seed_of_far_biases = std::uint64_t{3} << 40;
 
+/// From this one on with tables that are smooth functions of the lag far from lag 0, and with more tokens.
+inline constexpr std::uint64_t first_seed_of_smooth_tables = std::uint64_t{7} << 39;
+
 /// A random case; the same seed gives the same case on every platform.
 inline Case random_case(std::uint64_t seed) {
   Draw draw(seed);
@@ -129,10 +141,12 @@ inline Case random_case(std::uint64_t seed) {
   c.seed = seed;
   c.in_double = draw.one_in(2);
   c.map = draw.one_in(4) ? Map::orf : static_cast<Map>(draw.below(8));
-  const Place place = draw.one_in(3) ? Place::table : static_cast<Place>(draw.below(5));
+  const bool is_smooth = seed >= first_seed_of_smooth_tables;
+  const Place drawn = draw.one_in(3) ? Place::table : static_cast<Place>(draw.below(5));
+  const Place place = is_smooth ? Place::table : drawn;
   c.causal = draw.one_in(2);
   Bias grid;
-  detail::draw_sizes(draw, c, place, grid);
+  is_smooth ? detail::draw_long_sizes(draw, c) : detail::draw_sizes(draw, c, place, grid);
   if (place != Place::grid && draw.one_in(4))
     c.offset = draw.one_in(2) ? draw.between(-c.n_q, c.n_k)
                               : draw.one_of<Index>({1000, 100000, 1000000, Index{1} << 30, Index{1} << 40}) *
@@ -150,9 +164,14 @@ inline Case random_case(std::uint64_t seed) {
   c.own_map = c.heads > 1 && draw.one_in(2);
   const bool own_bias = c.heads > 1 && draw.one_in(2);
   for (Index h = 0; h < (own_bias ? c.heads : 1); ++h)
-    c.biases.push_back(random_bias(draw, place, std::max(c.n_q, c.n_k), c.causal, grid));
+    c.biases.push_back(is_smooth ? detail::random_smooth_table(draw, std::max(c.n_q, c.n_k))
+                                 : random_bias(draw, place, std::max(c.n_q, c.n_k), c.causal, grid));
   Draw more(seed * 0xbf58476d1ce4e5b9ULL + 3);
-  if (seed >= first_seed_of_far_biases) {
+  if (is_smooth) {
+    if (more.one_in(4)) detail::draw_softmax_pairs(more, c);
+    if (more.one_in(8) && c.map != Map::elu) detail::draw_sinks(more, c);
+    c.tolerance = c.in_double ? more.one_of({0., 1e-7, 1e-5, 1e-4, 1e-3}) : more.one_of({0., 0., 1e-5, 1e-3});
+  } else if (seed >= first_seed_of_far_biases) {
     if (!more.one_in(3)) detail::draw_softmax_pairs(more, c);
     if (more.one_in(2) && c.map != Map::elu) detail::draw_sinks(more, c);
     const double lowest = c.in_double ? std::numeric_limits<double>::lowest() : std::numeric_limits<float>::lowest();

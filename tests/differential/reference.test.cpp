@@ -123,7 +123,7 @@ TEST_CASE("the checks find an error in any result", "[differential]") {
   Problem problem = inputs.problem();
   const Truth truth = solve(problem);
   Tally tally;
-  Checker<double> check(inputs, truth, tally);
+  Checker<double> check(inputs, truth, tally, true);
   const Result<double> right = make_runner(inputs, Engine::direct)->run(inputs);
   CHECK(check(right).empty());
   using Numbers = std::vector<double> Result<double>::*;

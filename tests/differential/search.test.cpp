@@ -50,4 +50,9 @@ TEST_CASE("a few random calls with biases far from each other", "[differential]"
   for (std::uint64_t seed = 1; seed <= (NPRF_TEST_SANITIZED ? 30 : 150); ++seed) check(first_seed_of_far_biases + seed);
 }
 
+TEST_CASE("a few random calls with smooth tables", "[differential]") {
+  for (std::uint64_t seed = 1; seed <= (NPRF_TEST_SANITIZED ? 10 : 60); ++seed)
+    check(first_seed_of_smooth_tables + seed);
+}
+
 }  // namespace nprf::test::differential

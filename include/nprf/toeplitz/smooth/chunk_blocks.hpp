@@ -43,6 +43,7 @@ struct ChunkBasis {
   T by_term[most_terms * chunk];  // P_p(u) at p, u
   // sum_u P_p(u) P_q(u + x - chunk + 1) at x, p, q, for x < chunk. That of x' = lags - 1 - x is (-1)^(p+q) times it
   double by_lag[chunk * term_pairs];
+  double end[most_terms];  // the largest |P_p|
 
   static const ChunkBasis& get() {
     static const ChunkBasis basis;
@@ -52,6 +53,7 @@ struct ChunkBasis {
  private:
   ChunkBasis() {
     double P[chunk][most_terms];
+    ChunkPolynomials{double(chunk)}.values(chunk - 1, most_terms, end);
     for (Index u = 0; u < chunk; ++u) {
       ChunkPolynomials{double(chunk)}.values(u, most_terms, P[u]);
       for (Index p = 0; p < most_terms; ++p)
@@ -72,12 +74,13 @@ enum class BlockKind : unsigned char { rough, smooth, empty };
 /// The polynomials of one level by those of its halves (ChunkPolynomials::halves()), and the transposes.
 struct Halves {
   double W[2][term_pairs], Wt[2][term_pairs];
-  double end[most_terms];  // the largest |P_p| of a half
+  double end[most_terms], whole_end[most_terms];  // the largest |P_p| of a half, and of the whole
 
   Halves(Index points, Index terms) {
     const ChunkPolynomials half{static_cast<double>(points)};
     half.values(points - 1, most_terms, end);
     std::fill(end + terms, end + most_terms, 0.0);
+    ChunkPolynomials{static_cast<double>(2 * points)}.values(2 * points - 1, most_terms, whole_end);
     for (Index second : {0, 1}) {
       half.halves(second == 1, most_terms, W[second]);
       for (Index i = 0; i < most_terms; ++i)
@@ -130,12 +133,13 @@ inline double weighted_size(const double* M, const double* e) {
 template <Real T>
 struct ChunkBlock {
   BlockKind kind = BlockKind::rough;
-  T least = 0;       // the smallest weight
-  double error = 0;  // the largest error of a weight, relative to it
+  T least = 0;           // the smallest weight
+  double error = 0;      // the largest error of a weight, relative to it
+  double condition = 0;  // a bound of the sum of the magnitudes that a weight is added from, relative to it
   double K[term_pairs];
 
   /// The block with these weights of the lags -D chunk - (chunk - 1) ..., of which there are ChunkBasis::lags. It is
-  /// smooth if its error is at most the tolerance.
+  /// smooth if its error is at most the tolerance, and its condition at most largest_condition.
   static ChunkBlock of_weights(const T* c, Index terms, double tolerance) {
     ChunkBlock block;
     using P = Pack<T>;
@@ -150,7 +154,7 @@ struct ChunkBlock {
     if (!(block.least > 0) || !(largest <= std::numeric_limits<T>::max())) return block;
     block.project(c, terms);
     block.error = block.error_of(c, terms, tolerance);
-    if (block.error <= tolerance) block.kind = BlockKind::smooth;
+    block.set_kind(ChunkBasis<T>::get().end, tolerance);
     return block;
   }
 
@@ -181,11 +185,18 @@ struct ChunkBlock {
                                each.error + detail::weighted_size(rest, halves.end) / static_cast<double>(each.least));
         block.least = std::min(block.least, each.least);
       }
-    if (block.error <= tolerance) block.kind = BlockKind::smooth;
+    block.set_kind(halves.whole_end, tolerance);
     return block;
   }
 
  private:
+  static constexpr double largest_condition = 32;  // rounding errors grow by it; smooth tables have less than 20
+
+  void set_kind(const double* end, double tolerance) {
+    condition = detail::weighted_size(K, end) / static_cast<double>(least);
+    if (error <= tolerance && condition <= largest_condition) kind = BlockKind::smooth;
+  }
+
   // K[p,q] = sum_x c[x] sum_u P_p(u) P_q(u + x - chunk + 1)
   void project(const T* c, Index terms) {
     using detail::TermRow;

@@ -159,9 +159,6 @@ bool SmoothPlan<T>::add_level(const ProductShape& span, double tolerance, Worksp
 template <Real T>
 void SmoothPlan<T>::couple(Index l, Workspace& workspace) {
   SmoothLevel<T>& level = m_level[l];
-  double end[most_terms];  // the largest |P_p|
-  const Index points = smooth_chunk << l;
-  ChunkPolynomials{static_cast<double>(points)}.values(points - 1, most_terms, end);
   T* matrices[2] = {workspace.take<T>(level.count * term_pairs),
                     workspace.take<T>(level.count * term_pairs)};  // K, K^T
   for (Index side : {0, 1})
@@ -182,7 +179,7 @@ void SmoothPlan<T>::couple(Index l, Workspace& workspace) {
           for (Index q = 0; q < most_terms; ++q)
             K[p * most_terms + q] = Kt[q * most_terms + p] = static_cast<T>(block.K[p * most_terms + q]);
         m_error = std::max(m_error, block.error);
-        m_condition = std::max(m_condition, detail::weighted_size(block.K, end) / static_cast<double>(block.least));
+        m_condition = std::max(m_condition, block.condition);
         m_is_one_sided &= D > 0;
       }
       level.sides[side].coupled[parity] = {list, count};
