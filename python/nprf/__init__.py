@@ -45,12 +45,28 @@ from .features import (
     taylor,
     trf,
 )
-from .positions import Alibi, Grid, NoPosition, Position, RelativePosition, T5, alibi_slopes, resize_bias
+from .positions import (
+    Alibi,
+    AlibiSum,
+    Grid,
+    Kerple,
+    NoPosition,
+    Position,
+    RelativePosition,
+    Spline,
+    SplineFit,
+    T5,
+    alibi_slopes,
+    fit_spline,
+    log_spaced_knots,
+    resize_bias,
+)
 
 __version__: str = _native_core.version
 
 __all__ = [
     "Alibi",
+    "AlibiSum",
     "Attention",
     "Balance",
     "CalibratedFeatures",
@@ -65,6 +81,7 @@ __all__ = [
     "Gradients",
     "Grid",
     "HeadFeatures",
+    "Kerple",
     "NoPosition",
     "Normalization",
     "Position",
@@ -73,6 +90,8 @@ __all__ = [
     "RelativePosition",
     "Report",
     "Saved",
+    "Spline",
+    "SplineFit",
     "T5",
     "TaylorFeatures",
     "Tilt",
@@ -82,8 +101,10 @@ __all__ = [
     "calibrate",
     "cpu_level",
     "elu",
+    "fit_spline",
     "free_memory",
     "hyperbolic",
+    "log_spaced_knots",
     "num_threads",
     "oprf_tilt",
     "orf",

@@ -64,14 +64,17 @@ def _attention_of(options: _Options, scalar: np.dtype[Any], parameters: int) -> 
     zeros = np.zeros((1, parameters), scalar)
     if parameters == 0:
         positions = native.Positions.none()
-    elif kind == "table":
-        positions = native.Positions.relative(zeros)
+    elif kind in ("table", "smooth_table"):
+        positions = native.Positions.relative(zeros, kind == "smooth_table")
     elif kind == "t5":
         positions = native.Positions.t5(zeros, options.causal, distance)
     elif kind == "alibi":
         positions = native.Positions.alibi(zeros)
     else:
-        raise ValueError(f"position: expected 'table', 't5', ('t5', max_distance) or 'alibi', got {options.position!r}")
+        raise ValueError(
+            "position: expected 'table', 'smooth_table', 't5', ('t5', max_distance) or 'alibi', got "
+            f"{options.position!r}"
+        )
     features = options.features._native(native)
     return native.PlainAttention(features, positions, options.causal, options.radius, options.engine, options.near)
 
@@ -127,10 +130,11 @@ def attention(
 
     q [batch, heads, n_q, d], k [batch, heads_k, n_k, d], v [batch, heads_k, n_k, d_v] -> y [batch, heads, n_q, d_v], or
     without batch. float32, or float64 if JAX has it enabled; halves are computed in float32. bias, with its `position`:
-    the parameters of it, each with or without an axis of heads: "table" [2R+1], "t5" or ("t5", max_distance) [buckets],
-    "alibi" []; both None: no biases. bias_layout: "heads_first" or "heads_last"; None: heads first, ValueError if they
-    may be last. key_mask: bool [batch, n_k], False is padding. offset: query i has position i + offset, an integer that
-    is a constant of the program; a causal call needs it unless queries are as many as keys.
+    the parameters of it, each with or without an axis of heads: "table" or "smooth_table" [2R+1], "t5" or
+    ("t5", max_distance) [buckets], "alibi" []; both None: no biases. bias_layout: "heads_first" or "heads_last"; None:
+    heads first, ValueError if they may be last. key_mask: bool [batch, n_k], False is padding. offset: query i has
+    position i + offset, an integer that is a constant of the program; a causal call needs it unless queries are as many
+    as keys.
 
     ValueError for shapes and options that do not fit, also if only the call finds them. Backward computes forward
     again.
@@ -160,7 +164,8 @@ def attention(
     if bias is not None:
         if position is None:
             raise ValueError(
-                "position: expected 'table', 't5', ('t5', max_distance) or 'alibi' beside a bias, got None"
+                "position: expected 'table', 'smooth_table', 't5', ('t5', max_distance) or 'alibi' beside a bias, got "
+                "None"
             )
         dims = 0 if position == "alibi" else 1
         if not jnp.issubdtype(jnp.asarray(bias).dtype, jnp.floating):

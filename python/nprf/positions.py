@@ -7,13 +7,13 @@ The parameters of each class may have a leading axis of heads, which gives each 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ._native import Native, core, native_of
-from ._value import Value, frozen_array, index_of
+from ._value import Value, bool_of, frozen_array, index_of, name_of
 
 
 def has_heads_last(
@@ -77,7 +77,7 @@ class Position(Value):
     def check_heads(self, heads: int) -> None:
         """ValueError for parameters of another number of heads that have this one last."""
         shape = self.parameters.shape
-        if self._dims == 1 and len(shape) == 2 and shape[0] not in (1, heads):
+        if "layout" in self._arguments and len(shape) == 2 and shape[0] not in (1, heads):
             has_heads_last(shape, self._dims, None, heads, (self._parameters, "layout"))
 
     @property
@@ -98,17 +98,21 @@ class Position(Value):
 class RelativePosition(Position):
     """A learned bias for each lag: b [2R + 1] or [heads, 2R + 1]; b[R + lag] is that of a lag = key - query position.
 
-    Lags beyond R have the bias of that end. layout="heads_last": b is [2R + 1, heads]. ValueError for an even length,
-    NaN and +infinity, and for as many heads as lags without a layout.
+    Lags beyond R have the bias of that end. layout="heads_last": b is [2R + 1, heads]. smooth: b is a smooth function
+    of the lag far from 0, of a few parameters to which the gradient of b is handed on, as in FIRE (Li et al. 2024);
+    that gradient may be the one of a smooth table near b, and engine="automatic" may take "smooth" in training, too.
+    ValueError for an even length, NaN and +infinity, and for as many heads as lags without a layout.
     """
 
-    _arguments, _parameters, _dims = ("b", "layout"), "b", 1
+    _arguments, _parameters, _dims = ("b", "layout", "smooth"), "b", 1
     b: NDArray[Any]
     layout: str | None  # "heads_first" with an axis of heads
+    smooth: bool
 
-    def __init__(self, b: Any, layout: str | None = None) -> None:
+    def __init__(self, b: Any, layout: str | None = None, smooth: bool = False) -> None:
         super().__init__()
         self._set_parameters(b, (1, 2), layout)
+        self._set(smooth=bool_of(smooth, "smooth"))
         self._native(native_of(self.b.dtype, "position"), False)
 
     @classmethod
@@ -132,7 +136,7 @@ class RelativePosition(Position):
         return cls(np.concatenate([x[..., :0:-1, 0], x[..., 0, :]], axis=-1))
 
     def _make(self, native: Native, causal: bool) -> Any:
-        return native.Positions.relative(self._rows(native))
+        return native.Positions.relative(self._rows(native), self.smooth)
 
 
 class T5(Position):
@@ -187,6 +191,112 @@ def alibi_slopes(heads: int, bias_max: float = 8) -> NDArray[Any]:
     slopes = 2.0 ** (-bias_max / power * np.arange(1, power + 1))
     more = 2.0 ** (-bias_max / 2 / power * np.arange(1, 2 * power + 1, 2))
     return np.concatenate([slopes, more[: heads - power]])
+
+
+class Kerple(Position):
+    """KERPLE (Chi et al. 2022): r = (r1, r2), or [heads, 2]; b = -r1 log(1 + r2 |lag|), or with kind="power"
+    b = -r1 |lag|^r2.
+
+    Lags beyond `reach`, which should be at least the number of tokens, are on straight lines. ValueError for a reach
+    below 1, r2 < 0 or of "power" r2 > 2, and numbers that are not finite.
+    """
+
+    _arguments, _parameters, _dims = ("r", "reach", "kind"), "r", 1
+    r: NDArray[Any]
+    reach: int
+    kind: str
+
+    def __init__(self, r: Any, reach: int, kind: str = "log") -> None:
+        super().__init__()
+        if kind not in ("log", "power"):
+            raise ValueError(f"kind: expected 'log' or 'power', got {kind!r}")
+        self._set(r=frozen_array(r, "r", (1, 2)), reach=index_of(reach, "reach"), kind=kind)
+        self._native(native_of(self.r.dtype, "position"), False)
+
+    def _make(self, native: Native, causal: bool) -> Any:
+        return native.Positions.curve(self.kind, self._rows(native), self.reach, [], "")
+
+
+class AlibiSum(Position):
+    """A sum of weights of ALiBi: terms [2, k] or [heads, 2, k], log-weights a in row 0 and slopes s in row 1;
+    b = log sum_k exp(a_k - s_k |lag|). With slopes of different sizes it falls fast at short lags and slowly at long
+    ones.
+
+    Lags beyond `reach`, which should be at least the number of tokens, are on straight lines. ValueError for a reach
+    below 1, and numbers that are not finite.
+    """
+
+    _arguments, _parameters, _dims = ("terms", "reach"), "terms", 2
+    terms: NDArray[Any]
+    reach: int
+
+    def __init__(self, terms: Any, reach: int) -> None:
+        super().__init__()
+        self._set(terms=frozen_array(terms, "terms", (2, 3)), reach=index_of(reach, "reach"))
+        if self.terms.shape[-2] != 2:
+            raise ValueError(f"terms: expected [2, k] or [heads, 2, k], got the shape {[*self.terms.shape]}")
+        self._native(native_of(self.terms.dtype, "position"), False)
+
+    def _make(self, native: Native, causal: bool) -> Any:
+        return native.Positions.curve("alibi_sum", self._rows(native), self.reach, [], "")
+
+
+class Spline(Position):
+    """Values at a few distances |lag|, the knots, and a cubic spline in log(1 + |lag|) through them: values [k] or
+    [heads, k], or with 2 k numbers first those of lags <= 0, then those of lags > 0.
+
+    knots: integers 0 = d_0 < d_1 < ..., such as log_spaced_knots(). end: beyond the last knot b is "constant", or
+    "linear" in the distance. Lags beyond `reach`, which should be at least the number of tokens, are on straight lines.
+    ValueError for a reach below 1, other knots, and values that are not finite.
+    """
+
+    _arguments, _parameters, _dims = ("values", "knots", "reach", "end"), "values", 1
+    values: NDArray[Any]
+    knots: tuple[int, ...]
+    reach: int
+    end: str
+
+    def __init__(self, values: Any, knots: Sequence[int], reach: int, end: str = "constant") -> None:
+        super().__init__()
+        self._set(
+            values=frozen_array(values, "values", (1, 2)),
+            knots=tuple(index_of(each, "knots") for each in knots),
+            reach=index_of(reach, "reach"),
+            end=name_of(end, "end"),
+        )
+        self._native(native_of(self.values.dtype, "position"), False)
+
+    def _make(self, native: Native, causal: bool) -> Any:
+        return native.Positions.curve("spline", self._rows(native), self.reach, self.knots, self.end)
+
+
+def log_spaced_knots(count: int, reach: int) -> list[int]:
+    """`count` distances from 0 to `reach` at about equal steps of log(1 + distance), all different. ValueError for
+    fewer than 2, or more than reach + 1."""
+    return core.log_spaced_knots(index_of(count, "count"), index_of(reach, "reach"))
+
+
+class SplineFit(NamedTuple):
+    """The arguments of a Spline, but for its reach, and how far it is from the table: |difference| of the lags of the
+    table, a number, or [heads]."""
+
+    values: NDArray[Any]
+    knots: list[int]
+    end: str
+    largest_error: Any
+    mean_error: Any
+
+
+def fit_spline(table: Any, knots: Sequence[int], end: str = "constant", two_sides: bool = True) -> SplineFit:
+    """The spline of least squared error from a table [2R + 1] or [heads, 2R + 1] of learned biases; two_sides: with
+    values of their own for later keys. ValueError for an even length, numbers that are not finite, and knots that do
+    not begin with 0, increase, and end with at most R."""
+    tables, at = frozen_array(table, "table", (1, 2)), [index_of(each, "knots") for each in knots]
+    rows = np.atleast_2d(tables).astype(np.float64)
+    values, *errors = core.fit_spline(rows, at, name_of(end, "end"), bool_of(two_sides, "two_sides"))
+    if tables.ndim == 1:
+        return SplineFit(values[0], at, end, *(each[0] for each in errors))
+    return SplineFit(values, at, end, *map(np.array, errors))
 
 
 class Grid(Position):

@@ -21,7 +21,14 @@ namespace nprf::python {
 
 template <Real T>
 cuda::PositionModel model_of(const SequencePosition<T>& position) {
-  return std::visit([](const auto& each) { return cuda::model_of(each); }, position.any());
+  return std::visit(
+      [](const auto& each) -> cuda::PositionModel {
+        if constexpr (requires { cuda::model_of(each); })
+          return cuda::model_of(each);
+        else
+          throw InvalidArgument("position: expected none, a table, T5 or ALiBi on a GPU, got a curve");
+      },
+      position.any());
 }
 template <Real T>
 cuda::PositionModel model_of(const GridPosition<T>& position) {

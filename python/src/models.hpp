@@ -17,9 +17,13 @@
 #include "nprf/feature_map/taylor.hpp"
 #include "nprf/feature_map/trigonometric.hpp"
 #include "nprf/position/alibi.hpp"
+#include "nprf/position/alibi_sum.hpp"
+#include "nprf/position/curve.hpp"
 #include "nprf/position/grid.hpp"
+#include "nprf/position/kerple.hpp"
 #include "nprf/position/position.hpp"
 #include "nprf/position/relative.hpp"
+#include "nprf/position/spline.hpp"
 #include "nprf/position/t5.hpp"
 
 namespace nprf::python {
@@ -41,18 +45,53 @@ struct Features {
   }
 };
 
+/// Any of the library's curves. One class, so that CurvePosition is compiled once for all of them.
+class AnyCurve {
+ public:
+  using Any = std::variant<KerpleLog, KerplePower, AlibiSum, Spline>;
+
+  AnyCurve(Any curve) : m_curve(std::move(curve)) {}
+
+  Index num_parameters() const {
+    return std::visit([](const auto& curve) { return curve.num_parameters(); }, m_curve);
+  }
+  double bias(Index lag) const {
+    return std::visit([&](const auto& curve) { return curve.bias(lag); }, m_curve);
+  }
+  void add_gradient(Index lag, double db, double* d) const {
+    std::visit([&](const auto& curve) { curve.add_gradient(lag, db, d); }, m_curve);
+  }
+  AnyCurve with_parameters(std::span<const double> parameters) const {
+    return std::visit([&](const auto& curve) { return AnyCurve(curve.with_parameters(parameters)); }, m_curve);
+  }
+
+ private:
+  Any m_curve;
+};
+
 /// Any position of a sequence. One class, so that an attention is compiled once for all of them.
 template <Real T>
 class SequencePosition {
  public:
   using Scalar = T;
-  using Any = std::variant<NoPosition<T>, RelativePosition<T>, T5Position<T>, AlibiPosition<T>>;
+  using Any =
+      std::variant<NoPosition<T>, RelativePosition<T>, T5Position<T>, AlibiPosition<T>, CurvePosition<T, AnyCurve>>;
 
   SequencePosition(Any position) : m_position(std::move(position)) {}
   const Any& any() const { return m_position; }
 
   const LagBias<T>& bias() const {
     return std::visit([](const auto& position) -> const LagBias<T>& { return position.bias(); }, m_position);
+  }
+  bool is_smooth() const {
+    return std::visit(
+        [](const auto& position) {
+          if constexpr (MaybeSmoothPosition<std::remove_cvref_t<decltype(position)>>)
+            return position.is_smooth();
+          else
+            return false;
+        },
+        m_position);
   }
   void gradient(Index first, std::span<const double> db, Matrix<double>& d) const {
     std::visit([&](const auto& position) { position.gradient(first, db, d); }, m_position);
@@ -61,8 +100,13 @@ class SequencePosition {
   /// The same kind of position with other parameters (p).
   SequencePosition with_parameters(Vector<T> parameters) const {
     if (const auto* t5 = std::get_if<T5Position<T>>(&m_position)) return {t5->with_weights(std::move(parameters))};
-    if (std::holds_alternative<RelativePosition<T>>(m_position)) return {RelativePosition<T>(std::move(parameters))};
+    if (const auto* relative = std::get_if<RelativePosition<T>>(&m_position))
+      return {RelativePosition<T>(std::move(parameters), relative->is_smooth())};
     if (std::holds_alternative<AlibiPosition<T>>(m_position)) return {AlibiPosition<T>(parameters[0])};
+    if (const auto* curve = std::get_if<CurvePosition<T, AnyCurve>>(&m_position)) {
+      const std::vector<double> p(parameters.begin(), parameters.end());
+      return {curve->with_parameters(p)};
+    }
     return *this;
   }
 

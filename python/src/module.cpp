@@ -36,6 +36,7 @@
 #include "nprf/feature_map/balance.hpp"
 #include "nprf/feature_map/tilt.hpp"
 #include "nprf/position/resize_bias.hpp"
+#include "nprf/position/spline.hpp"
 #include "nprf/reference/softmax_attention.hpp"
 #include "plain_attention.hpp"
 #include "references.hpp"
@@ -272,6 +273,53 @@ Positions<T> of_rows(const InputArray& b, const char* name, Make&& make) {
   return {std::move(all)};
 }
 
+SplineEnd end_of(const std::string& text) {
+  if (text == "constant") return SplineEnd::constant;
+  if (text == "linear") return SplineEnd::linear;
+  throw InvalidArgument(nprf::detail::sentence("end: expected constant or linear, got ", text));
+}
+
+// curves of the rows (h,p). kind: log, power, alibi_sum, or spline, which has knots and an end
+template <Real T>
+Positions<T> curves(const std::string& kind, const InputArray& rows, Index reach, const std::vector<Index>& knots,
+                    const std::string& end) {
+  return of_rows<T>(rows, "parameters", [&](const Vector<T>& row) {
+    const std::vector<double> p(row.begin(), row.end()), half(p.size() / 2, 0.0);
+    const AnyCurve curve = kind == "log"         ? AnyCurve(KerpleLog(0, 0).with_parameters(p))
+                           : kind == "power"     ? AnyCurve(KerplePower(0, 0).with_parameters(p))
+                           : kind == "alibi_sum" ? AnyCurve(AlibiSum(half, half).with_parameters(p))
+                                                 : AnyCurve(Spline(p, knots, end_of(end)));
+    return CurvePosition<T, AnyCurve>(curve, reach);
+  });
+}
+
+// the biases at the lags -reach..reach (h,2 reach + 1) of splines with the rows of values (h,p)
+nb::ndarray<nb::numpy, double> spline_tables(const InputArray& values, const std::vector<Index>& knots, Index reach,
+                                             const std::string& end) {
+  const Matrix<double> rows = matrix_of<double>(values, "values");
+  require(reach >= 1, "reach: expected at least 1, got ", reach);
+  Matrix<double> tables(rows.rows(), 2 * reach + 1);
+  for (Index h = 0; h < rows.rows(); ++h) {
+    const Spline spline({rows.row(h).begin(), rows.row(h).end()}, knots, end_of(end));
+    for (Index lag = -reach; lag <= reach; ++lag) tables(h, lag + reach) = spline.bias(lag);
+  }
+  return numpy_array<double>(tables);
+}
+
+// of splines that are fitted to the rows of tables (h,2R+1): the values (h,p), the largest errors and the mean ones
+nb::tuple fit_splines(const InputArray& tables, const std::vector<Index>& knots, const std::string& end,
+                      bool two_sides) {
+  const Matrix<double> rows = matrix_of<double>(tables, "table");
+  Matrix<double> values(rows.rows(), static_cast<Index>(knots.size()) * (two_sides ? 2 : 1));
+  std::vector<double> largest, mean;
+  for_each_head(rows.rows(), [&](Index h) {
+    const SplineFit fit = fit_spline<double>(Vector<double>(rows.row(h).transpose()), knots, end_of(end), two_sides);
+    values.row(h) = Eigen::Map<const Vector<double>>(fit.spline.values().data(), values.cols()).transpose();
+    largest.push_back(fit.largest_error), mean.push_back(fit.mean_error);
+  });
+  return nb::make_tuple(numpy_array<double>(values), largest, mean);
+}
+
 template <Real T>
 Positions<T> grids(Index height, Index width, const InputArray& b, const InputArray& extra, Index extra_tokens) {
   const Matrix<T> tables = matrix_of<T>(b, "b"), borders = matrix_of<T>(extra, "extra");
@@ -451,8 +499,9 @@ void bind_positions(nb::module_& m, const char* name) {
   nb::class_<Positions<T>>(m, name)
       .def_static("none", [] { return Positions<T>{std::vector{SequencePosition<T>(NoPosition<T>())}}; })
       .def_static("relative",
-                  [](const InputArray& b) {
-                    return of_rows<T>(b, "b", [](Vector<T> row) { return RelativePosition<T>(std::move(row)); });
+                  [](const InputArray& b, bool is_smooth) {
+                    return of_rows<T>(b, "b",
+                                      [&](Vector<T> row) { return RelativePosition<T>(std::move(row), is_smooth); });
                   })
       .def_static("t5",
                   [](const InputArray& weights, bool causal, Index max_distance) {
@@ -468,6 +517,7 @@ void bind_positions(nb::module_& m, const char* name) {
                       return AlibiPosition<T>(row[0]);
                     });
                   })
+      .def_static("curve", &curves<T>)
       .def_static("grid", &grids<T>)
       .def("with_parameters", [](const Positions<T>& positions, const InputArray& rows) {
         return with_parameters<T>(positions, matrix_of<T>(rows, "bias"));
@@ -772,6 +822,9 @@ NB_MODULE(NPRF_MODULE, m) {
   m.def("resize_grid", [](const InputArray& b, Index height, Index width) {
     return numpy_array<double>(nprf::resize_bias<double>(matrix_of<double>(b, "b"), height, width));
   });
+  m.def("log_spaced_knots", &log_spaced_knots);
+  m.def("spline_tables", &spline_tables);
+  m.def("fit_spline", &fit_splines);
   m.def("t5_bucket", [](Index lag, Index num_buckets, bool causal, Index max_distance) {
     return t5_bucket(lag, num_buckets, causal ? Direction::causal : Direction::bidirectional, max_distance);
   });

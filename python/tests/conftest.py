@@ -58,6 +58,13 @@ def positions(rng, h, d_bias=9):
         "t5 of heads": nprf.T5(rng.standard_normal((h, 32)), max_distance=64),
         "alibi": nprf.Alibi(0.1),
         "alibi of heads": nprf.Alibi(nprf.alibi_slopes(h)),
+        "smooth table": nprf.RelativePosition(rng.standard_normal(d_bias), smooth=True),
+        "kerple": nprf.Kerple((0.5, 0.3), 40),
+        "kerple of heads": nprf.Kerple(rng.uniform(0.1, 1, (h, 2)), 20, "power"),
+        "alibi sum": nprf.AlibiSum([[-1, -2], [1, 0.02]], 40),
+        "alibi sum of heads": nprf.AlibiSum(rng.uniform(0, 0.5, (h, 2, 2)), 20),
+        "spline": nprf.Spline(rng.standard_normal(4), [0, 1, 4, 12], 40),
+        "spline of heads": nprf.Spline(rng.standard_normal((h, 8)), [0, 1, 4, 12], 10, "linear"),
     }
 
 

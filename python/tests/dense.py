@@ -97,13 +97,56 @@ def bucket_of(lag, buckets, causal, max_distance):
     return first + min(buckets - 1, near + int(beyond))
 
 
+def spline_of_values(distances, knots, end):
+    """The spline [.., k] for each value 1 and others 0: with the steps h and second derivatives M of the values v
+    h_{i-1} M_{i-1} + 2 (h_{i-1} + h_i) M_i + h_i M_{i+1} = 6 ((v_{i+1} - v_i) / h_i - (v_i - v_{i-1}) / h_{i-1})."""
+    x, last = np.log1p(np.array(knots, np.float64)), len(knots) - 1
+    h, v, left, right = np.diff(x), np.eye(last + 1), np.eye(last + 1), np.zeros((last + 1, last + 1))
+    for i in range(1, last + (end == "constant")):  # M is 0 at distance 0, and at the last knot of a linear end
+        left[i, i - 1 : i + 1] = h[i - 1], 2 * h[i - 1]
+        right[i] = -6 * (v[i] - v[i - 1]) / h[i - 1]
+        if i < last:
+            left[i, i : i + 2] += 2 * h[i], h[i]
+            right[i] += 6 * (v[i + 1] - v[i]) / h[i]
+    M = np.linalg.solve(left, right)
+    j = np.clip(np.searchsorted(knots, distances, "right") - 1, 0, last - 1)
+    step = h[j][..., None]
+    b = (np.log1p(np.minimum(distances, knots[-1])) - x[j])[..., None] / step
+    a = 1 - b
+    found = a * v[j] + b * v[j + 1] + ((a**3 - a) * M[j] + (b**3 - b) * M[j + 1]) * step**2 / 6
+    slope = (v[-1] - v[-2]) / h[-1] + h[-1] * (M[-2] + 2 * M[-1]) / 6
+    beyond = np.maximum(distances - knots[-1], 0)[..., None] / (1 + knots[-1])
+    return found + (beyond * slope if end == "linear" else 0)
+
+
+def curve_of(position, p, lags):
+    """The biases of a curve with the parameters p at lags up to its reach, and their derivatives [.., p]."""
+    s = np.abs(lags).astype(np.float64)
+    if isinstance(position, nprf.Kerple) and position.kind == "log":
+        return -p[0] * np.log1p(p[1] * s), np.stack([-np.log1p(p[1] * s), -p[0] * s / (1 + p[1] * s)], -1)
+    if isinstance(position, nprf.Kerple):
+        power = np.where(s > 0, s ** p[1], 0)
+        return -p[0] * power, np.stack([-power, -p[0] * power * np.log(np.maximum(s, 1))], -1)
+    if isinstance(position, nprf.AlibiSum):
+        a, slopes = p.reshape(2, -1)
+        x = a - slopes * s[..., None]
+        b = np.logaddexp.reduce(x, -1)
+        share = np.exp(x - b[..., None])
+        return b, np.concatenate([share, -share * s[..., None]], -1)
+    basis = spline_of_values(s, position.knots, position.end)
+    if len(p) > len(position.knots):
+        later = (lags > 0)[..., None]
+        basis = np.concatenate([np.where(later, 0, basis), np.where(later, basis, 0)], -1)
+    return basis @ p, basis
+
+
 class Biases:
-    """b [n_q, n_k] of one head, up to a constant of each row, the parameter on which each depends (-1: none), and its
-    derivative. parameters: those of the position, then those of extra tokens."""
+    """b [n_q, n_k] of one head, up to a constant of each row, and `terms`: parameters on which each depends (-1: none),
+    and its derivatives. parameters: those of the position, then those of extra tokens."""
 
     def __init__(self, position, head, n_q, n_k, offset, causal):
         self.near_distance = np.abs(np.arange(n_k)[None, :] - np.arange(n_q)[:, None] - offset)
-        self.derivative, self.at = np.ones((n_q, n_k), Exact), np.full((n_q, n_k), -1)
+        self.at = np.full((n_q, n_k), -1)
         self.b = np.zeros((n_q, n_k), Exact)
         if position is None:
             return
@@ -120,11 +163,25 @@ class Biases:
             each, where = np.unique(lags, return_inverse=True)
             buckets = [bucket_of(int(lag), len(self.parameters), causal, position.max_distance) for lag in each]
             self.at = np.array(buckets, int)[where].reshape(lags.shape)
+        elif hasattr(position, "reach"):
+            return self._set_curve(position, own.dtype, lags)
         if not isinstance(position, nprf.Alibi):
-            self.b = self.parameters[self.at]
+            self.b, self.terms = self.parameters[self.at], [(self.at, np.ones((n_q, n_k), Exact))]
             return
-        self.at, self.derivative = np.zeros(lags.shape, int), -np.abs(lags).astype(Exact)
+        self.terms = [(np.zeros(lags.shape, int), -np.abs(lags).astype(Exact))]
         self.b = -self.parameters[0] * (np.abs(lags) - np.abs(lags).min(-1, initial=2**62, keepdims=True))
+
+    def _set_curve(self, position, dtype, lags):
+        """A table in the type of the call, and straight lines through its last two lags."""
+        reach = position.reach
+        b, derivatives = curve_of(position, self.parameters.astype(np.float64), np.arange(-reach, reach + 1))
+        end, beyond = np.clip(lags, -reach, reach) + reach, np.maximum(np.abs(lags) - reach, 0)
+        inner = end - np.sign(lags)
+        slope = (b[end] - b[inner]).astype(dtype).astype(Exact)
+        self.b = b.astype(dtype).astype(Exact)[end] + np.where(beyond > 0, beyond * slope, 0)
+        steps = beyond[..., None]
+        derivatives = derivatives[end] + np.where(steps > 0, steps * (derivatives[end] - derivatives[inner]), 0)
+        self.terms = [(np.full(lags.shape, p), derivatives[..., p].astype(Exact)) for p in range(len(self.parameters))]
 
     def _set_grid(self, position, head, n):
         height, width, extra = position.height, position.width, position.extra
@@ -232,10 +289,11 @@ class Call:
             allowed[1][b, g, keys] += np.where(attended, of_key, 0)
             allowed[2][b, g, keys] += np.where(attended, G * (p * size[:, None]).sum(0) + root * size.sum() + eta, 0)
             if db is not None:
-                attends, slope = part.attends, part.biases.derivative
-                sums = np.zeros((3, db.shape[1]), Exact)
-                for sum_of, each in zip(sums, (part.dlogit * slope, p * s[:, None] * np.abs(slope), np.abs(slope))):
-                    np.add.at(sum_of, part.biases.at[attends], each[attends])
+                attends, sums = part.attends, np.zeros((3, db.shape[1]), Exact)
+                for at, slope in part.biases.terms:
+                    size_of = np.abs(slope)
+                    for sum_of, each in zip(sums, (part.dlogit * slope, p * s[:, None] * size_of, size_of)):
+                        np.add.at(sum_of, at[attends], each[attends])
                 db[h] += sums[0]
                 db_allowed[h] += G * sums[1] + root * all_s * sums[2] + eta * np.maximum(sums[2], 1)
         for name, got, e, bound in zip(("dq", "dk", "dv"), gradients, exact, allowed):

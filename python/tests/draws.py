@@ -71,7 +71,8 @@ def random_position(draw, rng, kind, heads):
         return np.where(rng.random(x.shape) < gaps, -np.inf, x)
 
     if kind == "table":
-        return nprf.RelativePosition(parameters(2 * draw(st.integers(0, 40)) + 1), layout="heads_first")
+        b = parameters(2 * draw(st.integers(0, 40)) + 1)
+        return nprf.RelativePosition(b, layout="heads_first", smooth=draw(st.booleans()))
     if kind == "t5":
         return nprf.T5(parameters(8), draw(st.sampled_from([9, 20])), layout="heads_first")
     if kind == "alibi":
@@ -80,7 +81,18 @@ def random_position(draw, rng, kind, heads):
         height, width, extra = draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.integers(0, 2))
         of_extra = parameters(extra, extra + 2) if extra > 0 else None
         return nprf.Grid(height, width, parameters(2 * height - 1, 2 * width - 1), of_extra)
-    return None
+    return random_curve(draw, rng, heads) if kind == "curve" else None
+
+
+def random_curve(draw, rng, heads):
+    kind, reach = draw(st.sampled_from(["log", "power", "alibi_sum", "spline"])), draw(st.sampled_from([1, 5, 100]))
+    if kind == "spline":
+        knots = nprf.log_spaced_knots(draw(st.integers(2, 5)), 30)
+        values = rng.standard_normal((*heads, draw(st.integers(1, 2)) * len(knots)))
+        return nprf.Spline(values, knots, reach, draw(st.sampled_from(["constant", "linear"])))
+    if kind == "alibi_sum":
+        return nprf.AlibiSum(rng.uniform(0, 1, (*heads, 2, draw(st.integers(1, 3)))), reach)
+    return nprf.Kerple(rng.uniform(0, 1, (*heads, 2)), reach, kind)
 
 
 def random_map(draw, d, heads):
@@ -100,7 +112,7 @@ def random_map(draw, d, heads):
 
 
 @st.composite
-def valid_calls(draw, of_decoder=False):
+def valid_calls(draw, of_decoder=False, curves=True):
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     few, tokens = st.integers(1, 3), st.integers(0, 9) | st.integers(10, 70)
     b, h, group, d, d_v = (
@@ -110,7 +122,8 @@ def valid_calls(draw, of_decoder=False):
         draw(st.integers(1, 9)),
         draw(st.integers(1, 6)),
     )
-    kind = draw(st.sampled_from(["none", "table", "t5", "alibi"] + ["grid"] * (not of_decoder)))
+    kinds = ["none", "table", "t5", "alibi"] + ["grid"] * (not of_decoder) + ["curve"] * curves
+    kind = draw(st.sampled_from(kinds))
     position, features = random_position(draw, rng, kind, h * group), random_map(draw, d, h * group)
     causal = of_decoder or draw(st.booleans())
     n_q = n_k = draw(tokens)
@@ -161,8 +174,9 @@ def with_parameters(position, parameters):
     """A position of the same kind with parameters [heads, ...]."""
     if isinstance(position, nprf.Alibi):
         return nprf.Alibi(parameters)
-    sizes = (position.max_distance,) if isinstance(position, nprf.T5) else ()
-    return type(position)(parameters, *sizes, layout="heads_first")
+    if isinstance(position, nprf.T5):
+        return nprf.T5(parameters, position.max_distance, layout="heads_first")
+    return nprf.RelativePosition(parameters, "heads_first", position.smooth)
 
 
 def parameters_of_heads(position, bias, extra, heads):

@@ -33,9 +33,11 @@ def torch_arguments(draw, case):
     bias = extra = kind = layout = None
     if position is not None:
         bias = torch.from_numpy(np.array(position.parameters)).to(of_parameters)
-        kind = {nprf.RelativePosition: "table", nprf.Alibi: "alibi"}.get(type(position))
+        kind = "alibi"
         if isinstance(position, nprf.T5):
             kind = ("t5", position.max_distance)
+        elif isinstance(position, nprf.RelativePosition):
+            kind = "smooth_table" if position.smooth else "table"
         elif isinstance(position, nprf.Grid):
             kind = ("grid", position.height, position.width)
             extra = None if position.extra is None else torch.from_numpy(np.array(position.extra)).to(of_parameters)
@@ -68,7 +70,7 @@ def torch_arguments(draw, case):
 
 
 def test_tensors_equal_the_formula(monkeypatch):
-    @given(st.data(), valid_calls())
+    @given(st.data(), valid_calls(curves=False))
     def random_call(data, case):
         options, leaves, bias = torch_arguments(data.draw, case)
         q = leaves[0]
@@ -131,7 +133,7 @@ def test_tensors_equal_the_formula(monkeypatch):
 def test_layers_through_changes_of_their_tensors():
     """A layer is the attention by the map and the parameters that were written last."""
 
-    @given(st.data(), valid_calls())
+    @given(st.data(), valid_calls(curves=False))
     def random_changes(data, case):
         heads, d = case.arrays[0].shape[1], case.arrays[0].shape[3]
         kind = data.draw(st.sampled_from([None, "table", "t5", "alibi"]))
@@ -203,7 +205,7 @@ def test_layers_through_changes_of_their_tensors():
 def test_layers_equal_attention_of_their_projections():
     """With the options of a call in one of the ways to say the same."""
 
-    @given(st.data(), valid_calls())
+    @given(st.data(), valid_calls(curves=False))
     def random_call(data, case):
         torch.manual_seed(data.draw(st.integers(0, 2**32)))
         attention, (q, k, _, _), draw = case.attention, case.arrays, data.draw
@@ -248,7 +250,7 @@ def test_layers_equal_attention_of_their_projections():
 
 
 def test_decoders_of_layers_equal_those_of_arrays():
-    @given(st.data(), valid_calls(of_decoder=True))
+    @given(st.data(), valid_calls(of_decoder=True, curves=False))
     def random_calls(data, case):
         torch.manual_seed(data.draw(st.integers(0, 2**32)))
         attention, (q, _, _, _), draw = case.attention, case.arrays, data.draw
@@ -329,7 +331,7 @@ def exact_t5(layer, x, kept):
 def test_replaced_layers_equal_the_formula():
     """With any map they are attention() of their projections, and where all pairs are exact softmax attention."""
 
-    @given(st.data(), valid_calls())
+    @given(st.data(), valid_calls(curves=False))
     def random_call(data, case):
         torch.manual_seed(data.draw(st.integers(0, 2**32)))
         attention, (q, _, _, _), draw = case.attention, case.arrays, data.draw

@@ -23,7 +23,8 @@ def case(
     n = 12 if position.startswith("grid") else N
     shapes = [(B, H, n, D), (B, kv_heads, n, D), (B, kv_heads, n, V)]
     arrays = [torch.randn(s).transpose(1, 2) if tokens_first else torch.randn(s) for s in shapes]
-    shape = {"table": (H, 11), "t5": (32,), "alibi": (H,), "grid": (H, 5, 7), "none": None}[position.split(":")[0]]
+    kind = position.split(":")[0].removeprefix("smooth_")
+    shape = {"table": (H, 11), "t5": (32,), "alibi": (H,), "grid": (H, 5, 7), "none": None}[kind]
     bias = None if shape is None else torch.rand(shape)
     extra = torch.rand(2, 4) if position == "grid:3:4" else None
     if extra is not None:
@@ -42,6 +43,7 @@ cases = {
         for c in (False, True)
     },
     "grid": {"position": "grid:3:4"},
+    "smooth table": {"position": "smooth_table"},
     "near": {"position": "t5:128", "near": 4, "features": nprf.taylor(D)},
     "hyperbolic": {"position": "table", "features": nprf.hyperbolic(D, 8)},
     "calibrated": {"position": "alibi", "near": 3, "features": "calibrated"},

@@ -30,13 +30,14 @@ def biases(rng):
     return {
         "none": (None, None, None),
         "table": ("table", table, nprf.RelativePosition(table)),
+        "smooth table": ("smooth_table", table, nprf.RelativePosition(table, smooth=True)),
         "t5": (("t5", 64), t5, nprf.T5(t5, 64)),
         "alibi": ("alibi", slopes, nprf.Alibi(slopes)),
     }
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-@pytest.mark.parametrize("name", ["none", "table", "t5", "alibi"])
+@pytest.mark.parametrize("name", ["none", "table", "smooth table", "t5", "alibi"])
 def test_has_the_bits_of_numpy(rng, name, dtype):
     q, k, v = (heads(rng, B, h, N, c, dtype=dtype) for h, c in ((H, D), (2, D), (2, V)))
     kind, bias, position = biases(rng)[name]

@@ -31,6 +31,7 @@ def biases():
     h, w = 3, 5
     return {
         "table": (11,),
+        "smooth_table": (11,),
         "t5": (32,),
         "alibi": (),
         "grid": (2 * h - 1, 2 * w - 1),
@@ -67,6 +68,7 @@ def test_equals_numpy_and_gradcheck(name, causal):
     kind = name.split()[0]
     position = {
         "table": lambda: nprf.RelativePosition(bias),
+        "smooth_table": lambda: nprf.RelativePosition(bias, smooth=True),
         "t5": lambda: nprf.T5(bias),
         "alibi": lambda: nprf.Alibi(bias),
         "grid": lambda: nprf.Grid(3, 5, bias, extra),
@@ -499,7 +501,7 @@ def test_positions_and_other_options_of_odd_types():
     for error, text, bias, options in (
         (
             ValueError,
-            "position: expected 'table', 't5', .* beside a bias, got None",
+            "position: expected 'table', .* beside a bias, got None",
             torch.zeros(5),
             {"position": None},
         ),
@@ -716,6 +718,7 @@ def test_a_layer_accepts_the_arguments_of_multihead_attention():
         ("buckets: expected at least 1, got 0", {"position": "t5", "buckets": 0}),
         ("reach: expected 0 or more, got -1", {"position": "table", "reach": -1}),
         ("position: expected a grid of at least 1 x 1, got 0 x 3", {"position": ("grid", 0, 3)}),
+        ("position: expected .* in a layer, got 'smooth_table'", {"position": "smooth_table"}),
     ]
     for text, options in of_layer:
         with pytest.raises(ValueError, match=text):
@@ -1375,7 +1378,7 @@ def test_biases_as_other_libraries_have_them():
             torch.zeros(1, 8, N, N, dtype=torch.float64),
             {"position": "table"},
         ),
-        ("position: expected 'table', 't5', .* beside a bias, got None", torch.zeros(33), {"position": None}),
+        ("position: expected 'table', .* beside a bias, got None", torch.zeros(33), {"position": None}),
     ):
         with pytest.raises(ValueError, match=text):
             nprf.torch.attention(q, k, v, bias, **{**options, **more})

@@ -645,11 +645,13 @@ def attention(
 
     bias, with its `position`: the parameters of it, each with or without an axis of heads: "table" [2R+1], "t5" or
     ("t5", max_distance) [buckets], "alibi" [], ("grid", H, W) [2H-1, 2W-1] with extra [E, E+2] for E extra tokens; both
-    None: there are no biases. bias_layout: "heads_first", such as [heads, buckets], or "heads_last", as the weight of
-    an nn.Embedding has them, which may also be given itself; None: heads first, ValueError if they may be last.
-    key_padding_mask: as in nn.MultiheadAttention [batch, n_k], bool, where True is padding, or of numbers, 0, or -inf
-    or at most -1000 for padding. lengths: integers [batch], later keys are padding; they are checked if they are on the
-    CPU, and clamped to 0 to n_k on a GPU. cumulative_lengths: 0, n_1, n_1 + n_2, ... of sequences packed into one, and
+    None: there are no biases. "smooth_table" is a table [2R+1] that is smooth far from lag 0, which the caller computes
+    from a few parameters, such as FIRE's network; its gradient may be that of a smooth table near it.
+    bias_layout: "heads_first", such as [heads, buckets], or "heads_last", as the weight of an nn.Embedding has them,
+    which may also be given itself; None: heads first, ValueError if they may be last. key_padding_mask: as in
+    nn.MultiheadAttention [batch, n_k], bool, where True is padding, or of numbers, 0, or -inf or at most -1000 for
+    padding. lengths: integers [batch], later keys are padding; they are checked if they are on the CPU, and clamped to
+    0 to n_k on a GPU. cumulative_lengths: 0, n_1, n_1 + n_2, ... of sequences packed into one, and
     key_cumulative_lengths of their keys, if these differ; integers, a tensor or a list. A GPU computes them padded to
     about the longest one, and a call waits for lengths that are on it. offset: query i has position i + offset, an
     integer, or a tensor with one, for which a call waits if it is on a GPU; a causal call needs it unless queries are
@@ -683,8 +685,8 @@ def attention(
     named_position = position_name(position)
     if bias is not None and position is None:
         raise ValueError(
-            "position: expected 'table', 't5', ('t5', max_distance), 'alibi' or ('grid', height, width) beside a bias, "
-            "got None"
+            "position: expected 'table', 'smooth_table', 't5', ('t5', max_distance), 'alibi' or "
+            "('grid', height, width) beside a bias, got None"
         )
     if bias is None and position is not None:
         raise ValueError(f"bias: expected the parameters of position={position!r}, got None")

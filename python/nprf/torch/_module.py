@@ -170,6 +170,8 @@ class Attention(ModuleWithFeatures):
         self.position_bias: Optional[nn.Parameter] = None
         self._position = "table" if position is None else position_name(position)
         kind = self._position.split(":")[0]
+        if kind == "smooth_table":
+            raise ValueError("position: expected None, 't5', 'table', 'alibi' or a grid in a layer, got 'smooth_table'")
         shape = self._bias_shape(position is None, buckets, reach)
         self._check_options(position is None, shape)
         if kind == "alibi":

@@ -28,13 +28,13 @@ class Arguments(NamedTuple):
 
 
 # what the parameters of each kind of position are without an axis of heads
-_dims = {"table": 1, "t5": 1, "alibi": 0, "grid": 2}
+_dims = {"table": 1, "smooth_table": 1, "t5": 1, "alibi": 0, "grid": 2}
 
 PositionKind = Union[None, str, tuple[Any, ...]]
 
 
 def position_name(position: PositionKind) -> str:
-    """ "table", also for None, "alibi", "t5:128" or "grid:4:5" for ("t5", 128) and ("grid", 4, 5)."""
+    """ "table", also for None, "smooth_table", "alibi", "t5:128" or "grid:4:5" for ("t5", 128) and ("grid", 4, 5)."""
     if position is None:
         return "table"
     if not isinstance(position, (str, tuple, list)):
@@ -44,8 +44,8 @@ def position_name(position: PositionKind) -> str:
         return "t5:128"
     if kind not in _dims or len(sizes) != {"t5": 1, "grid": 2}.get(kind, 0):
         raise ValueError(
-            "position: expected 'table', 'alibi', 't5', ('t5', max_distance) or ('grid', height, width), got "
-            f"{position!r}"
+            "position: expected 'table', 'smooth_table', 'alibi', 't5', ('t5', max_distance) or "
+            f"('grid', height, width), got {position!r}"
         )
     if isinstance(position, str):
         sizes = [int(each) if each.isdecimal() else each for each in sizes]
@@ -141,15 +141,15 @@ def _positions_of(native: Native, bias: Optional[Tensor], extra: Optional[Tensor
     kind, *sizes = position.split(":")
     dims = _dims[kind]
     if bias.dim() not in (dims, dims + 1):
-        of_pairs = kind == "table" and bias.dim() > 2
+        of_pairs = kind in ("table", "smooth_table") and bias.dim() > 2
         hint = "; the table of a matrix [heads, n, n] is nprf.RelativePosition.of_matrix(bias).b" if of_pairs else ""
         raise ValueError(f"bias: expected {dims} dimensions, or {dims + 1} with heads, got {bias.dim()}{hint}")
     if bias.numel() == 0:
         raise ValueError(f"bias: expected at least one number, got the shape {tuple(bias.shape)}")
     is_matrix = dims == 1 and bias.dim() == 2
     rows = bias if is_matrix else bias.reshape(bias.shape[0] if bias.dim() > dims else 1, -1)
-    if kind == "table":
-        return native.Positions.relative(to_dlpack(rows))
+    if kind in ("table", "smooth_table"):
+        return native.Positions.relative(to_dlpack(rows), kind == "smooth_table")
     if kind == "alibi":
         return native.Positions.alibi(to_dlpack(rows))
     if kind == "t5":
