@@ -137,3 +137,26 @@ def test_other_types():
         nprf.Spline(np.ones(2), [0, 1.5], 9)
     with pytest.raises(TypeError, match="smooth: expected True or False, got 1"):
         nprf.RelativePosition(np.ones(3), smooth=1)
+
+
+def test_splines_of_tensors(rng):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
+    import nprf.torch
+
+    spline = nprf.torch.SplineBias(3, knots, N, end="linear", dtype=torch.float64)
+    assert not spline().any() and spline().shape == (3, 2 * N + 1)
+    torch.nn.init.normal_(spline.values)
+    q, k, v = (torch.from_numpy(heads(rng, 2, 3, N, 8)) for _ in range(3))
+    y = nprf.torch.attention(q, k, v, spline(), features=nprf.orf(8, 16), position="smooth_table")
+    (y * y).sum().backward()
+    position = nprf.Spline(spline.values.detach().numpy(), knots, N, "linear")
+    attention = nprf.Attention(nprf.orf(8, 16), position)
+    expected, saved = attention.forward(*(x.numpy() for x in (q, k, v)))
+    np.testing.assert_allclose(y.detach(), expected, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(spline.values.grad, attention.backward(saved, 2 * expected).bias, rtol=0, atol=1e-12)
+    longer = nprf.torch.SplineBias(3, knots, 2 * N, end="linear", dtype=torch.float64)
+    longer.load_state_dict(spline.state_dict())
+    torch.testing.assert_close(longer()[:, N:-N], spline())
+    assert nprf.torch.SplineBias(3, knots, N, two_sides=False).values.shape == (3, 4)
+    with pytest.raises(ValueError, match="reach: expected at least 1, got 0"):
+        nprf.torch.SplineBias(3, knots, 0)

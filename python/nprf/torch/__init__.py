@@ -7,6 +7,7 @@ from ._functional import attention
 from ._gpu_decoder import GpuDecoder
 from ._module import Attention
 from ._replace import ModelCalibration, calibrated_features, replace_attention
+from ._spline import SplineBias
 from ._t5 import T5SelfAttention, UMT5SelfAttention
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "GpuDecoder",
     "LayerDecoder",
     "ModelCalibration",
+    "SplineBias",
     "T5SelfAttention",
     "UMT5SelfAttention",
     "attention",

@@ -646,7 +646,7 @@ def attention(
     bias, with its `position`: the parameters of it, each with or without an axis of heads: "table" [2R+1], "t5" or
     ("t5", max_distance) [buckets], "alibi" [], ("grid", H, W) [2H-1, 2W-1] with extra [E, E+2] for E extra tokens; both
     None: there are no biases. "smooth_table" is a table [2R+1] that is smooth far from lag 0, which the caller computes
-    from a few parameters, such as FIRE's network; its gradient may be that of a smooth table near it.
+    from a few parameters, such as a SplineBias or FIRE's network; its gradient may be that of a smooth table near it.
     bias_layout: "heads_first", such as [heads, buckets], or "heads_last", as the weight of an nn.Embedding has them,
     which may also be given itself; None: heads first, ValueError if they may be last. key_padding_mask: as in
     nn.MultiheadAttention [batch, n_k], bool, where True is padding, or of numbers, 0, or -inf or at most -1000 for
