@@ -150,7 +150,7 @@ def valid_calls(draw, of_decoder=False, curves=True):
     )
     has_exact = not isinstance(features, nprf.EluFeatures)
     near, sinks = draw(st.sampled_from([0, 0, 1, 5, 100])) * has_exact, draw(st.sampled_from([0, 0, 1, 3])) * has_exact
-    others = ["grid"] if kind == "grid" else ["lanes", "banded", "recurrence", "block_causal"]
+    others = ["grid"] if kind == "grid" else ["lanes", "banded", "recurrence", "smooth", "block_causal"]
     engine = "automatic" if of_decoder else draw(st.sampled_from(["automatic", "automatic", "direct", *others]))
     attention = nprf.Attention(features, position, causal, normalization, near, engine, sinks)
     dtype = draw(st.sampled_from([np.float32, np.float64]))

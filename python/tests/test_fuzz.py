@@ -122,7 +122,7 @@ def cases(draw):
         "alibi": lambda: nprf.Alibi(rng.standard_normal(heads)),
         "grid": lambda: nprf.Grid(2, 2, rng.standard_normal((*heads, 3, 3))),
     }[kind]
-    engines = ["automatic", "direct", "lanes", "banded", "recurrence", "block_causal", "grid"]
+    engines = ["automatic", "direct", "lanes", "banded", "recurrence", "smooth", "block_causal", "grid"]
     options = {
         "causal": draw(st.booleans()) and (wild or kind != "grid"),
         "near": draw(st.sampled_from([0, 0, 1, 3, 100])) * (wild or not isinstance(features, nprf.EluFeatures)),
