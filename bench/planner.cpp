@@ -39,7 +39,9 @@ struct Case {
   /// The engines that can serve it and keep their digits there.
   std::vector<Engine> engines() const {
     std::vector<Engine> engines{Engine::direct};
-    if (kind != PositionKind::dense)
+    if (kind == PositionKind::smooth)
+      engines.push_back(Engine::smooth);
+    else if (kind != PositionKind::dense)
       engines.push_back(kind == PositionKind::alibi ? Engine::recurrence : Engine::banded);
     if (direction == Direction::bidirectional) {
       engines.push_back(Engine::lanes);
@@ -54,7 +56,8 @@ struct Case {
 std::vector<Case> cases(Grid grid) {
   std::vector<Case> all;
   for (const Index m : {32, 16, 64})
-    for (const PositionKind kind : {PositionKind::dense, PositionKind::t5, PositionKind::alibi, PositionKind::none})
+    for (const PositionKind kind :
+         {PositionKind::dense, PositionKind::smooth, PositionKind::t5, PositionKind::alibi, PositionKind::none})
       for (const Direction direction : {Direction::bidirectional, Direction::causal})
         if (grid == Grid::full || m == usual_m || kind == PositionKind::dense) all.push_back({kind, direction, m});
   for (const Index m : {8, 128})
@@ -198,6 +201,7 @@ nlohmann::json choices(Grid grid) {
         speed["lanes"] = points(curves[Engine::lanes]);
         speed["automatic"] = points(curves[Engine::automatic]);
         break;
+      case PositionKind::smooth: speed["smooth"] = points(curves[Engine::smooth]); break;
       case PositionKind::t5: speed["banded"] = points(curves[Engine::banded]); break;
       case PositionKind::alibi: speed["recurrence"] = points(curves[Engine::recurrence]); break;
       case PositionKind::none: speed["linear"] = points(curves[Engine::banded]);
@@ -221,6 +225,8 @@ nlohmann::json calibration(Grid grid) {
                             Use{Engine::direct, PositionKind::dense, Direction::causal},
                             Use{Engine::lanes, PositionKind::dense, Direction::bidirectional},
                             Use{Engine::block_causal, PositionKind::dense, Direction::causal},
+                            Use{Engine::smooth, PositionKind::smooth, Direction::bidirectional},
+                            Use{Engine::smooth, PositionKind::smooth, Direction::causal},
                             Use{Engine::banded, PositionKind::t5, Direction::bidirectional},
                             Use{Engine::banded, PositionKind::t5, Direction::causal},
                             Use{Engine::recurrence, PositionKind::alibi, Direction::bidirectional},

@@ -23,12 +23,17 @@ constexpr Index m = 32;
 
 enum class Who {
   softmax,
+  softmax_causal,
   hand_tiled,
   bare_fftw,
   direct,
   lanes,
   lanes_backward,
   block_causal,
+  smooth_causal,
+  smooth,
+  smooth_backward,
+  t5_causal,
   t5,
   alibi_causal,
   alibi,
@@ -44,12 +49,17 @@ enum class Who {
 const char* name(Who who) {
   switch (who) {
     case Who::softmax: return "exact softmax";
+    case Who::softmax_causal: return "exact softmax, causal";
     case Who::hand_tiled: return "softmax tiled by hand";
     case Who::bare_fftw: return "bare FFTW";
     case Who::direct: return "direct, dense";
     case Who::lanes: return "lanes, dense";
     case Who::lanes_backward: return "backward, lanes, dense";
     case Who::block_causal: return "block_causal, dense causal";
+    case Who::smooth_causal: return "smooth, causal";
+    case Who::smooth: return "smooth";
+    case Who::smooth_backward: return "backward, smooth, causal";
+    case Who::t5_causal: return "banded, T5 causal";
     case Who::t5: return "banded, T5";
     case Who::alibi_causal: return "recurrence, ALiBi causal";
     case Who::alibi: return "recurrence, ALiBi";
@@ -85,6 +95,14 @@ constexpr std::array targets{
     Target{Who::lanes, 8192, 1.0 / 7, {}, Who::softmax},
     Target{Who::lanes_backward, 8192, 2.2, 2.0, Who::lanes},
     Target{Who::block_causal, 8192, 1.8, 1.3, Who::lanes},
+    Target{Who::smooth_causal, 4096, 1.0 / 5, {}, Who::softmax_causal},
+    Target{Who::smooth_causal, 8192, 1.0 / 6, {}, Who::block_causal},
+    Target{Who::smooth, 8192, 1.0 / 3.3, {}, Who::lanes},
+    Target{Who::smooth_causal, 8192, 0.75, {}, Who::smooth},
+    Target{Who::smooth_causal, 8192, 2.2, {}, Who::t5_causal},
+    Target{Who::smooth_backward, 8192, 2.6, {}, Who::smooth_causal},
+    Target{Who::smooth_causal, 16384, 1.0 / 18, {}, Who::softmax_causal},
+    Target{Who::smooth_causal, 65536, 1.0 / 9, {}, Who::block_causal},
     Target{Who::t5, 8192, 1.0 / 26, 1.0 / 35, Who::softmax},
     Target{Who::alibi_causal, 8192, 1.0 / 60, 1.0 / 90, Who::softmax},
     Target{Who::alibi, 8192, 1.0 / 35, 1.0 / 50, Who::softmax},
@@ -104,9 +122,10 @@ Race::Contender forward(Index n, PositionKind kind, Engine engine, Direction dir
   return [&p = problem(n), attention] { keep(attention(p.q, p.k, p.v)); };
 }
 
-Race::Contender backward(Index n, Engine engine) {
+template <class P>
+Race::Contender backward(Index n, const P& position, Engine engine, Direction direction = Direction::bidirectional) {
   const Problem& p = problem(n);
-  const auto attention = make_attention(p.position, m, engine);
+  const auto attention = make_attention(position, m, engine, direction);
   const auto saved = std::make_shared<Saved<float>>();
   attention.forward(p.q, p.k, p.v, *saved);
   return [attention, saved, dy = draw(n, head_dim, 4)] { keep(attention.backward(*saved, dy).queries); };
@@ -169,12 +188,18 @@ Race::Contender bare_projections(Index n) {
 Race::Contender contender(Who who, Index n) {
   switch (who) {
     case Who::softmax: return [&p = problem(n)] { keep(softmax(p)); };
+    case Who::softmax_causal: return [&p = problem(n)] { keep(softmax(p, head_dim, Direction::causal)); };
     case Who::hand_tiled: return [&p = problem(n)] { keep(hand_tiled_softmax(p)); };
     case Who::bare_fftw: return [pairs = std::make_shared<BareFftw>(n, m, head_dim)] { (*pairs)(); };
     case Who::direct: return forward(n, PositionKind::dense, Engine::direct);
     case Who::lanes: return forward(n, PositionKind::dense, Engine::lanes);
-    case Who::lanes_backward: return backward(n, Engine::lanes);
+    case Who::lanes_backward: return backward(n, problem(n).position, Engine::lanes);
     case Who::block_causal: return forward(n, PositionKind::dense, Engine::block_causal, Direction::causal);
+    case Who::smooth_causal: return forward(n, PositionKind::smooth, Engine::smooth, Direction::causal);
+    case Who::smooth: return forward(n, PositionKind::smooth, Engine::smooth);
+    case Who::smooth_backward:
+      return backward(n, KerpleLogPosition<float>({1, 1}, n), Engine::smooth, Direction::causal);
+    case Who::t5_causal: return forward(n, PositionKind::t5, Engine::banded, Direction::causal);
     case Who::t5: return forward(n, PositionKind::t5, Engine::banded);
     case Who::alibi_causal: return forward(n, PositionKind::alibi, Engine::recurrence, Direction::causal);
     case Who::alibi: return forward(n, PositionKind::alibi, Engine::recurrence);
@@ -267,7 +292,7 @@ int main(int argc, char** argv) {
   try {
     std::vector<Row> rows;
     std::map<Who, Curve> curves;
-    for (const nprf::Index n : {512, 1024, 8192, 32768})
+    for (const nprf::Index n : {512, 1024, 4096, 8192, 16384, 32768, 65536})
       for (const Row& row : measure(n, curves)) rows.push_back(row);
     for (int file = 2; file < argc; ++file) {
       const nlohmann::json others = read_json(argv[file]);

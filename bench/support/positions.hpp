@@ -7,11 +7,12 @@
 
 namespace nprf::bench {
 
-enum class PositionKind { dense, t5, alibi, none };
+enum class PositionKind { dense, smooth, t5, alibi, none };
 
 constexpr std::string_view name(PositionKind kind) {
   switch (kind) {
     case PositionKind::dense: return "dense";
+    case PositionKind::smooth: return "smooth";
     case PositionKind::t5: return "T5";
     case PositionKind::alibi: return "ALiBi";
     case PositionKind::none: return "no position";
@@ -31,11 +32,12 @@ struct BiasPosition {
   LagBias<float> b;
 };
 
-/// dense: a N(0,1) bias of its own for every lag of n tokens; T5: 32 buckets up to distance 128, N(0,1); ALiBi: slope
-/// 1/16.
+/// dense: a N(0,1) bias of its own for every lag of n tokens; smooth: -log(1 + |lag|), which is KERPLE's; T5: 32
+/// buckets up to distance 128, N(0,1); ALiBi: slope 1/16.
 inline BiasPosition make_position(PositionKind kind, Direction direction, Index n) {
   switch (kind) {
     case PositionKind::dense: return {problem(n).position.bias()};
+    case PositionKind::smooth: return {KerpleLogPosition<float>({1, 1}, n).bias()};
     case PositionKind::t5: return {t5_position<float>(draw(32, 1, 5), direction).bias()};
     case PositionKind::alibi: return {AlibiPosition<float>(1.0f / 16).bias()};
     case PositionKind::none: break;

@@ -57,6 +57,7 @@ struct Product {
     const auto attention = make_attention(NoPosition<float>(), m, Engine::automatic);
     const Index n = problem.q.rows();
     lags = exp_weights(bias, reachable_lags(n, n, 0, direction));
+    lags.max_deviation = default_tolerance<float> / 4;  // as in attention
     A = attention.query_features(problem.q);
     B = attention.key_features(problem.k);
     U = Matrix<float>::Ones(n, head_dim + 1);
