@@ -635,8 +635,8 @@ TEST_CASE("multi-head: feature maps and positions that do not match are rejected
   check_invalid([&] { A(wide, tables<double>(1)); }, {"feature_maps: expected 13 -> 6 of all heads", "got 14 -> 6"});
   check_invalid([&] { A(long_ones, tables<double>(1)); },
                 {"feature_maps: expected 13 -> 6 of all heads", "got 13 -> 8"});
-  check_invalid([] { A(maps<double>(1), tables<double>(1), {.engine = static_cast<Engine>(8)}); },
-                {"engine: expected one of nprf::Engine, got number 8"});
+  check_invalid([] { A(maps<double>(1), tables<double>(1), {.engine = static_cast<Engine>(9)}); },
+                {"engine: expected one of nprf::Engine, got number 9"});
   check_invalid([] { A(maps<double>(1), tables<double>(1), {.direction = static_cast<Direction>(2)}); },
                 {"direction: expected bidirectional or causal, got number 2"});
   // the bias of a user's own position is checked

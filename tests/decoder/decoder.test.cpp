@@ -5,11 +5,13 @@
 
 #include <algorithm>
 #include <limits>
+#include <sstream>
 #include <vector>
 
 #include "decoder/check_steps.hpp"
 #include "nprf/feature_map/elu.hpp"
 #include "nprf/feature_map/paper_names.hpp"
+#include "nprf/position/kerple.hpp"
 #include "support/catch.hpp"
 #include "support/throws.hpp"
 
@@ -148,6 +150,56 @@ TEST_CASE("steps: a line for a table that sequences do not outgrow", "[decoder]"
   CHECK(report.error_bound < 1e-4);
   check_invalid([&] { x.step(limited, n, 1); }, {"at most 300", "most_tokens", "got 300 and 1 more"});
   CHECK(limited.tokens(0) == n);
+}
+
+TEST_CASE("steps: sums of decays for a smooth table that sequences do not outgrow", "[decoder]") {
+  using T = float;
+  constexpr Index n = 900, prompt = 500, rollback = 5;
+  const auto map = orf<T>(d, 12, 3);
+  const HeldPosition<T> position{KerpleLogPosition<T>(KerpleLog(0.5, 0.1), n).bias()};
+  const AttentionOptions causal{.direction = Direction::causal};
+  for (const Index near : {0, 7}) {
+    AttentionOptions options = causal;
+    options.near = near;
+    TokenBatch<T> x(1, 1, 1, n, d, d_v, 7);
+    const double v_max = static_cast<double>(x.v.values.cwiseAbs().maxCoeff());
+    const MultiHeadAttention attention(map, position, options);
+    Decoder decoder(attention, {.rollback = rollback, .most_tokens = n}), other(attention, {.most_tokens = n});
+    x.prefill(decoder, 0, prompt);
+    Report report;
+    double bound = 0;
+    std::size_t bytes = 0;
+    for (Index i = prompt; i < n; ++i) {
+      x.step(decoder, i, 1, {.report = &report});
+      bound = std::max(bound, report.error_bound);
+      if (i == 700) {  // takes back some tokens, and adds them again
+        const Matrix<T> first = x.y(0, 0).middleRows(i - 2, 3);
+        bytes = decoder.bytes();
+        decoder.rollback(0, 3);
+        x.step(decoder, i - 2, 3);
+        CHECK((first - x.y(0, 0).middleRows(i - 2, 3)).cwiseAbs().maxCoeff() <= bound * v_max);
+      }
+    }
+    CHECK(decoder.bytes() == bytes);
+    const Matrix<T> q = x.q(0, 0), k = x.k(0, 0), v = x.v(0, 0);
+    Report exact;
+    const Matrix<T> expected = Attention(
+        map, position, {Direction::causal, options.normalization, Engine::direct, near})(q, k, v, {.report = &exact});
+    CHECK(ratio_to_bound(Matrix<T>(x.y(0, 0).bottomRows(n - prompt)), Matrix<T>(expected.bottomRows(n - prompt)),
+                         bound + exact.error_bound, v) <= 1);
+    CHECK((bound > 1e-6 && bound < 1e-4));
+
+    std::ostringstream out;
+    decoder.save(out);
+    Decoder loaded(attention, {.rollback = rollback, .most_tokens = n});
+    std::istringstream in(out.str());
+    loaded.load(in);
+    decoder.rollback(0, 2), loaded.rollback(0, 2);
+    x.step(decoder, n - 2, 2);
+    const Matrix<T> again = x.y(0, 0).bottomRows(2);
+    x.step(loaded, n - 2, 2);
+    CHECK(same_bits(again, Matrix<T>(x.y(0, 0).bottomRows(2))));
+  }
 }
 
 }  // namespace nprf::test::decoder_decoder

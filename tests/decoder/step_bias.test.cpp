@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "nprf/position/alibi.hpp"
+#include "nprf/position/kerple.hpp"
 #include "nprf/position/relative.hpp"
 #include "nprf/position/t5.hpp"
 #include "support/attention.hpp"
@@ -175,6 +176,27 @@ TEST_CASE("step bias: queries that attend to no key", "[decoder]") {
   CHECK_FALSE(b.attends(4));
   CHECK(b.attends(5));
   CHECK(b.attends(1000));
+}
+
+TEST_CASE("step bias: decays for a table that falls ever more slowly", "[decoder]") {
+  const KerpleLogPosition<float> position(KerpleLog(1, 1), 4000);
+  const auto with = [&](Index most_decays, Index ages) {
+    return StepBias<float>(position.bias().view(), 0, 9, most_decays, ages);
+  };
+  const StepBias<float> decays = with(16, 4001);
+  CHECK((decays.table() == 64 && decays.has_tail()));
+  CHECK((decays.tail().size() > 2 && decays.tail().size() <= 16));
+  CHECK((decays.deviation() > 0 && decays.deviation() <= nprf::default_tolerance<float> / 4));
+  for (Index age = 0; age <= 4000; ++age)
+    CHECK(std::abs(decays(age) - (position.bias()[-age] - position.bias()[0])) <= decays.deviation() + 1e-6);
+  double sum = 0;
+  for (std::size_t p = 0; p < decays.tail().size(); ++p) sum += std::exp(decays.of_decay(p, 1000));
+  CHECK(std::abs(std::log(sum) - decays(1000)) < 1e-12);
+  // as a table: for a line alone, for ages beyond the table, and for a short one
+  CHECK(with(1, 4001).table() > 3000);
+  CHECK(with(16, StepBias<float>::unlimited).table() == 4000);
+  const StepBias<float> few = with(16, 300);
+  CHECK((few.table() == 300 && !few.has_tail()));
 }
 
 }  // namespace nprf::test::decoder_step_bias

@@ -113,7 +113,8 @@ int main(int argc, char** argv) {
   double of_lives = 0;  // seconds
   const auto next_life = [&] {
     const double begin = passed();
-    search_life(is_of_all ? first_seed_of_lives + first + found.lives : first + found.lives, found);
+    const std::uint64_t band = found.lives % 4 == 3 ? first_seed_of_smooth_lives : first_seed_of_lives;
+    search_life(is_of_all ? band + first + found.lives : first + found.lives, found);
     of_lives += passed() - begin;
   };
   std::uint64_t seed = first;

@@ -114,6 +114,8 @@ inline Event random_event(Draw& draw, const Life& life, bool is_first) {
 
 /// Seeds from this one on are those of lives of decoders.
 inline constexpr std::uint64_t first_seed_of_lives = std::uint64_t{1} << 42;
+/// From this one on with smooth tables that sequences do not outgrow.
+inline constexpr std::uint64_t first_seed_of_smooth_lives = std::uint64_t{3} << 41;
 
 /// A random life; the same seed gives the same one on every platform.
 inline Life random_life(std::uint64_t seed) {
@@ -121,8 +123,14 @@ inline Life random_life(std::uint64_t seed) {
   Life life;
   life.of.seed = seed;
   life.longest = draw.one_in(100) ? 3000 : draw.one_in(2) ? draw.between(1, 70) : draw.between(70, 220);
+  const bool is_smooth = seed >= first_seed_of_smooth_lives;
+  if (is_smooth) life.longest = draw.between(400, 1500);
   detail::draw_attention(draw, life);
   detail::draw_options(draw, life);
+  if (is_smooth) {
+    for (Bias& bias : life.of.biases) bias = detail::random_smooth_table(draw, life.longest);
+    life.options.most_tokens = life.longest;
+  }
   const Index events = draw.between(2, 24);
   for (Index at = 0; at < events; ++at) life.events.push_back(detail::random_event(draw, life, at == 0));
   return life;

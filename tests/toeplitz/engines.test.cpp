@@ -12,7 +12,7 @@ namespace nprf::test::toeplitz_engines {
 
 namespace {
 
-constexpr int num_names = static_cast<int>(Engine::grid) + 1;
+constexpr int num_names = static_cast<int>(Engine::smooth) + 1;
 
 }  // namespace
 

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <limits>
 #include <span>
+#include <vector>
 
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/scaling/value_scaling.hpp"
@@ -43,7 +44,8 @@ class HeadState {
       : m_d_v(d_v),
         m_ring(model.shape(d_v), model.kept_tokens()),
         m_sinks(model.sinks, model.features.map().input_dim(), d_v),
-        m_sums(model.bias.has_tail() ? model.features.map().output_dim() : 0, d_v) {}
+        m_sums(std::max<std::size_t>(model.bias.tail().size(), 1),
+               RunningSums<T>(model.bias.has_tail() ? model.features.map().output_dim() : 0, d_v)) {}
 
   Index tokens() const { return m_tokens; }
 
@@ -72,7 +74,7 @@ class HeadState {
     m_largest_norm = 0;
     m_all_finite = true;
     m_ring.clear();
-    m_sums.clear();
+    for (RunningSums<T>& sums : m_sums) sums.clear();
     m_online.clear();
   }
 
@@ -103,7 +105,7 @@ class HeadState {
       if (!model.bias.has_tail()) continue;
       StateToken<T> tokens[block];
       for (Index j = 0; j < block; ++j) tokens[j] = m_ring.token(m_left_ring + j);
-      m_sums.add(tokens, model.bias.slope(), scratch);
+      for (std::size_t p = 0; p < m_sums.size(); ++p) m_sums[p].add(tokens, model.bias.tail()[p].slope, scratch);
     }
   }
 
@@ -135,7 +137,9 @@ class HeadState {
   }
 
   std::size_t bytes() const {
-    return sizeof(*this) + m_ring.bytes() + m_sums.bytes() + m_sinks.bytes() + m_online.bytes();
+    std::size_t of_sums = m_sums.size() * sizeof(RunningSums<T>);
+    for (const RunningSums<T>& sums : m_sums) of_sums += sums.bytes();
+    return sizeof(*this) + m_ring.bytes() + of_sums + m_sinks.bytes() + m_online.bytes();
   }
 
   /// Calls archive(x) for each part of the state, to write or to read it. Reserves the memory of the ring between
@@ -152,7 +156,7 @@ class HeadState {
             " tokens in the ring, from a multiple of ", block, " on, got ", m_left_ring, " to ", m_tokens);
     archive.expect(m_tokens - m_left_ring + std::min(model.sinks, m_tokens));  // each of these tokens has some bytes
     reserve(model, m_tokens);
-    m_sums.transfer(archive);
+    for (RunningSums<T>& sums : m_sums) sums.transfer(archive);
     m_sinks.transfer(m_tokens, archive);
     m_ring.transfer_references(archive);
     // windows of an online convolution are not saved but computed again, from all tokens that the ring still has
@@ -165,7 +169,7 @@ class HeadState {
 
   bool attends_to_non_finite_key(const StepModel<T>& model) const {
     if (m_all_finite) return false;
-    if (model.bias.has_tail() && m_sums.non_finite_keys() > 0) return true;
+    if (model.bias.has_tail() && m_sums.front().non_finite_keys() > 0) return true;
     for (Index j = m_left_ring; j < m_tokens; ++j)
       if (!m_ring.has_finite_key(m_ring.slot(j)) && model.bias(m_tokens - 1 - j) > StepBias<T>::minus_infinity)
         return true;
@@ -180,7 +184,7 @@ class HeadState {
   bool m_all_finite = true;   // whether all keys and values are finite
   TokenRing<T> m_ring;
   SinkTokens<T> m_sinks;
-  RunningSums<T> m_sums;
+  std::vector<RunningSums<T>> m_sums;  // one for each decay of the tail; one of no features if there is none
   OnlineConvolution<T> m_online;
 };
 

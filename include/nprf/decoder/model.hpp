@@ -23,6 +23,9 @@ namespace nprf {
 /// What the steps of a head need to know of the attention: its feature map, biases and options.
 template <Real T>
 struct StepModel {
+  /// The most sums over older tokens that stand for a table (StepBias); each costs as much as 32 tokens of the ring.
+  static constexpr Index most_decays = 16;
+
   StepFeatures<T> features;
   StepBias<T> bias;
   Index near;              // the width of the near field
@@ -35,7 +38,7 @@ struct StepModel {
             Index of_rollback, Index of_most_tokens = StepBias<T>::unlimited)
       : features(map, options.normalization),
         bias(position.bias().view(), std::min(options.near, of_most_tokens), of_rollback + RunningSums<T>::block,
-             map.is_positive(), of_most_tokens),
+             map.is_positive() ? most_decays : 0, of_most_tokens),
         near(std::min(options.near, of_most_tokens)),
         sinks(std::min(options.sinks, of_most_tokens)),
         rollback(of_rollback),

@@ -37,15 +37,15 @@ class StepRow {
     bool all_finite;      // whether all keys and values are finite
   };
 
-  StepRow(const StepModel<T>& model, const TokenRing<T>& ring, const RunningSums<T>& sums, const SinkTokens<T>& sinks,
-          const StepWeights<T>& weights, const Tokens& tokens, Workspace& scratch)
+  StepRow(const StepModel<T>& model, const TokenRing<T>& ring, std::span<const RunningSums<T>> sums,
+          const SinkTokens<T>& sinks, const StepWeights<T>& weights, const Tokens& tokens, Workspace& scratch)
       : m_model(model),
         m_ring(ring),
         m_sums(sums),
         m_weights(weights),
         m_scratch(scratch),
         m_tokens(tokens),
-        m_d_v(sums.non_finite_values().size()),
+        m_d_v(sums.front().non_finite_values().size()),
         m_N(scratch.take<T>(padded_to_lanes(m_d_v))),
         m_exact(model.bias, ring, sinks, tokens.count, ring_keys(), model.far_sinks(tokens.count), scratch) {}
 
@@ -105,10 +105,11 @@ class StepRow {
     m_row.largest_value = weights.largest_value();
     T norms = 0;
     if (weights.any_pending()) norms = add_pending(weights);
-    if (weights.of_sums() > 0) {
-      m_row.D += m_sums.add_product(m_query.phi, weights.of_sums(), m_N);
-      norms += weights.of_sums() * m_sums.norms();
-    }
+    for (std::size_t p = 0; p < m_sums.size(); ++p)
+      if (const T weight = weights.of_sums(p); weight > 0) {
+        m_row.D += m_sums[p].add_product(m_query.phi, weight, m_N);
+        norms += weight * m_sums[p].norms();
+      }
     if (weights.far()) {
       const auto sums =
           weights.far()->add_product(m_model.windows.signals, m_tokens.count - 1, m_query.phi, weights.of_far(), m_N);
@@ -226,9 +227,9 @@ class StepRow {
       for (Index p = 0; p < m_d_v; ++p)
         if (!std::isfinite(value[p])) y[p] += m_model.is_positive() && std::isinf(value[p]) ? value[p] : nan;
     };
-    if (m_model.bias.has_tail() && !m_sums.has_finite_values()) {
+    if (m_model.bias.has_tail() && !m_sums.front().has_finite_values()) {
       for (Index p = 0; p < m_d_v; ++p)
-        if (const T x = m_sums.non_finite_values()[p]; x != 0) y[p] += m_model.is_positive() ? x : nan;
+        if (const T x = m_sums.front().non_finite_values()[p]; x != 0) y[p] += m_model.is_positive() ? x : nan;
     }
     for (Index j = m_tokens.first; j < m_tokens.count; ++j)
       if (const Index s = m_ring.slot(j); !m_ring.has_finite_value(s) && bias(j) > minus_infinity) add(m_ring.value(s));
@@ -236,7 +237,7 @@ class StepRow {
 
   const StepModel<T>& m_model;
   const TokenRing<T>& m_ring;
-  const RunningSums<T>& m_sums;
+  std::span<const RunningSums<T>> m_sums;  // one for each decay of the tail
   const StepWeights<T>& m_weights;
   Workspace& m_scratch;
   const Tokens m_tokens;

@@ -33,6 +33,8 @@ class Fingerprint {
                              model.most_tokens, model.bias.table()})
       sum.add(size);
     sum.add(model.bias.has_tail()), sum.add(model.bias.slope()), sum.add(model.features.normalization().radius());
+    for (std::size_t p = 1; p < model.bias.tail().size(); ++p)
+      sum.add(model.bias.tail()[p].log_weight), sum.add(model.bias.tail()[p].slope);
     for (Index age = 0; age <= model.bias.table(); ++age) sum.add(model.bias(age));
     m_hash = sum.value();
 

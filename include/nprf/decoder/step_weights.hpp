@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <limits>
+#include <span>
 #include <utility>
 
 #include "nprf/core/pack.hpp"
@@ -20,7 +22,7 @@ namespace nprf {
 /// The weights of a step, which the queries of a group share:
 /// - of each far key j of the ring, by its slot: exp(log_scale_j + b - reference), where b is relative to the largest
 ///   bias of the queries (StepBias::largest());
-/// - of the running sums over older keys: one weight;
+/// - of each of the running sums over older keys: one weight;
 /// - of the sums of a window of an online convolution, if there is one: one weight, in place of those of its keys.
 /// The reference, for all weights, is near the largest exponent.
 template <Real T>
@@ -28,17 +30,23 @@ class StepWeights {
  public:
   /// For the queries of the last of `tokens` tokens. The tokens from `first` on are in the ring. `far` is the window,
   /// or null. Tables are in the scratch memory.
-  StepWeights(const StepModel<T>& model, const TokenRing<T>& ring, const RunningSums<T>& sums, const FarWindow<T>* far,
-              Index tokens, Index first, Workspace& scratch)
-      : m_far(far), m_largest_bias(model.bias.largest(tokens)) {
-    if (model.bias.has_tail() && first > 0)
-      m_of_sums = sums.log_scale() + (model.bias(tokens - first) - m_largest_bias);
-    m_largest_value = m_of_sums > minus_infinity ? sums.largest_value() : T(0);
+  StepWeights(const StepModel<T>& model, const TokenRing<T>& ring, std::span<const RunningSums<T>> sums,
+              const FarWindow<T>* far, Index tokens, Index first, Workspace& scratch)
+      : m_far(far),
+        m_largest_bias(model.bias.largest(tokens)),
+        m_of_sums(scratch.take<double>(static_cast<Index>(sums.size()))) {
+    for (std::size_t p = 0; p < sums.size(); ++p) {
+      m_of_sums[p] = minus_infinity;
+      if (model.bias.has_tail() && first > 0)
+        m_of_sums[p] = sums[p].log_scale() + (model.bias.of_decay(p, tokens - first) - m_largest_bias);
+      m_reference = std::max(m_reference, m_of_sums[p]);
+    }
+    m_largest_value = m_reference > minus_infinity ? sums.front().largest_value() : T(0);
     if (far) {
       m_of_far = far->log_unit() + (model.windows.kernels_of(far->window()).log_unit() - m_largest_bias);
       m_largest_value = std::max(m_largest_value, far->largest_value());
     }
-    m_reference = std::max(m_of_sums, m_of_far);
+    m_reference = std::max(m_reference, m_of_far);
     const Index far_end = std::max(first, tokens - model.near);
     set_runs(model, ring, tokens, first, far_end);
     m_weights = scratch.take<T>(m_slots);
@@ -47,7 +55,8 @@ class StepWeights {
       m_any_pending = m_reference > minus_infinity;
     }
     if (!m_any_pending) std::fill_n(m_weights, m_slots, T(0));
-    m_of_sums = m_of_sums > minus_infinity ? std::exp(m_of_sums - m_reference) : 0;
+    for (std::size_t p = 0; p < sums.size(); ++p)
+      m_of_sums[p] = m_of_sums[p] > minus_infinity ? std::exp(m_of_sums[p] - m_reference) : 0;
     m_of_far = m_of_far > minus_infinity ? std::exp(m_of_far - m_reference) : 0;
   }
 
@@ -58,7 +67,8 @@ class StepWeights {
   bool any_pending() const { return m_any_pending; }
   /// The logarithm of the unit of all weights; -infinity if there is no far key.
   double reference() const { return m_reference; }
-  T of_sums() const { return static_cast<T>(m_of_sums); }
+  /// Of the sums of decay p of the tail.
+  T of_sums(std::size_t p) const { return static_cast<T>(m_of_sums[p]); }
   const FarWindow<T>* far() const { return m_far; }
   T of_far() const { return static_cast<T>(m_of_far); }
   /// The largest finite |v| of the far keys.
@@ -171,7 +181,8 @@ class StepWeights {
   Range m_ranges[most_runs];
   Run m_runs[most_runs];
   T* m_weights = nullptr;
-  double m_of_sums = minus_infinity, m_of_far = minus_infinity, m_reference = minus_infinity;
+  double* m_of_sums;  // (decays)
+  double m_of_far = minus_infinity, m_reference = minus_infinity;
   T m_largest_value = 0;
   bool m_any_pending = false;
 };

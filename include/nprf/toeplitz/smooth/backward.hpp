@@ -5,13 +5,11 @@
 #include <span>
 #include <type_traits>
 
-#include "nprf/core/block_product.hpp"
 #include "nprf/core/pack.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/core/workspace.hpp"
 #include "nprf/toeplitz/factors.hpp"
-#include "nprf/toeplitz/smooth/chunk_rows.hpp"
 #include "nprf/toeplitz/smooth/chunk_sums.hpp"
 #include "nprf/toeplitz/smooth/plan.hpp"
 
@@ -51,35 +49,6 @@ void add_dot_products(const T* N, const T* M, Index n, double* out) {
 }
 
 }  // namespace detail
-
-/// dA_i = sum_p P_p(u_i) L[p] G_i for the tokens i of chunk I, for L (terms,r,p).
-template <Real T>
-void set_factor_gradients(const ChunkRows<T>& of, Index I, const MatrixView<T>& G, const T* L, MatrixRef<T>& dA,
-                          Workspace& scratch) {
-  const RowRange rows = of.rows(I);
-  const Workspace::Scope scope(scratch);
-  const Index R = of.cols(), r = dA.cols(), p = G.cols(), packs = packs_for<T>(R), width = packs * Pack<T>::size;
-  RowBlocks<T> left(p, scratch);
-  left.set(G.middleRows(rows.begin, rows.size()));
-  Transposed<T> right(p, width, scratch);
-  right.set(Eigen::Map<const Matrix<T>>(L, R, p), packs);
-  T* Z = scratch.take<T>(Block<T>::rows * width);  // G L^T
-  for (Index i = 0; i < rows.size(); i += Block<T>::rows) {
-    multiply_block(p, packs, left.block(i), right.factor(),
-                   [=](Index k, Index j, const Pack<T>& z) { z.store(Z + k * width + j); });
-    for (Index k = 0; k < std::min(Block<T>::rows, rows.size() - i); ++k) {
-      const Index row = rows.begin + i + k;
-      const T* P = of.polynomials(I, row);
-      T* to = dA.data() + row * dA.outerStride();
-      for (Index j = 0; j < r; j += Pack<T>::size) {
-        auto sum = Pack<T>::all(0);
-        for (Index q = 0; q * r < R; ++q)
-          sum = multiply_add(Pack<T>::all(P[q]), Pack<T>::load(Z + k * width + q * r + j, r - j), sum);
-        sum.store(to + j, r - j);
-      }
-    }
-  }
-}
 
 /// The gradient of the weights of smooth blocks: that of the product that is computed, in which each such weight is a
 /// linear function of the weights of its block at level 0.
@@ -126,7 +95,7 @@ class WeightGradients {
   void add_coupled(Index l, double* dK, const Team& team) const {
     const SmoothLevel<T>& level = m_plan.level(l);
     const auto& side = level.side(Axis::queries);
-    const Index n = m_keys.entries(), blocks = std::min<Index>(side.chunks, 8), size = level.count * term_pairs;
+    const Index blocks = std::min<Index>(side.chunks, 8), size = level.count * term_pairs;
     const Workspace::Scope scope(team.workspace());
     double* shares = team.workspace().template take<double>(blocks * size);
     std::fill_n(shares, blocks * size, 0.0);
@@ -136,9 +105,11 @@ class WeightGradients {
         for (const Coupling<T>& each : side.coupled[I % 2]) {
           const Index J = I + each.offset;
           if (J < 0 || J >= m_keys.chunks(l)) continue;
-          with_terms(m_plan.terms(), [&]<Index terms>() {
-            detail::add_dot_products<terms>(m_queries.at(l, I), m_keys.at(l, J), n,
-                                            share + (I - J - level.first) * term_pairs);
+          m_keys.for_each_part([&](Index at, Index n) {
+            with_terms(m_plan.terms(), [&]<Index terms>() {
+              detail::add_dot_products<terms>(m_queries.at(l, I) + at, m_keys.at(l, J) + at, n,
+                                              share + (I - J - level.first) * term_pairs);
+            });
           });
         }
     });

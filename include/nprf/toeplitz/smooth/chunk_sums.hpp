@@ -23,7 +23,7 @@ struct MixedTerm {
 namespace detail {
 
 template <Index terms, Real T>
-void set_mixed(Index n, std::span<const MixedTerm<T>> sum, T* out) {
+void set_mixed(Index n, Index at, std::span<const MixedTerm<T>> sum, T* out) {
   constexpr Index W = Pack<T>::size;
   const auto set = [&](Index k, auto load, auto store) {
     Pack<T> y[terms];
@@ -32,7 +32,7 @@ void set_mixed(Index n, std::span<const MixedTerm<T>> sum, T* out) {
     for (const MixedTerm<T>& term : sum) {
       NPRF_UNROLL
       for (Index j = 0; j < terms; ++j) {
-        const Pack<T> x = load(term.x + j * n + k);
+        const Pack<T> x = load(term.x + at + j * n + k);
         NPRF_UNROLL
         for (Index i = 0; i < terms; ++i) y[i] = multiply_add(Pack<T>::all(term.M[i * most_terms + j]), x, y[i]);
       }
@@ -51,35 +51,35 @@ void set_mixed(Index n, std::span<const MixedTerm<T>> sum, T* out) {
 
 }  // namespace detail
 
-/// out (terms,n) = the sum of the terms M x, for `terms` from least_terms to most_terms.
+/// out (terms,n) = the sum of the terms M x, for `terms` from least_terms to most_terms. Each x begins at its scalar
+/// number `at`.
 template <Real T>
-void set_mixed(Index terms, Index n, std::span<const MixedTerm<T>> sum, T* out) {
-  with_terms(terms, [&]<Index count>() { detail::set_mixed<count>(n, sum, out); });
+void set_mixed(Index terms, Index n, Index at, std::span<const MixedTerm<T>> sum, T* out) {
+  with_terms(terms, [&]<Index count>() { detail::set_mixed<count>(n, at, sum, out); });
 }
 
 /// The moments of the chunks of one axis at all levels of a plan, for tokens with factors B (n,r) and values U (n,p):
 ///
 ///     M_J[p] = sum over the tokens j of chunk J of P_p(v_j) B_j^T U_j    (terms,r,p)
 ///
-/// If has_ones, each is followed by those for values of 1 (terms,r). The memory is in the workspace.
+/// in the layout of ChunkValues. The memory is in the workspace.
 template <Real T>
 class ChunkMoments {
  public:
-  ChunkMoments(const SmoothPlan<T>& plan, Axis axis, const Slots& slots, const MatrixView<T>& B, const MatrixView<T>& U,
-               bool has_ones, Workspace& workspace)
-      : m_plan(plan), m_axis(axis), m_rows(plan.terms(), slots, B), m_U(U), m_r(B.cols()), m_has_ones(has_ones) {
+  ChunkMoments(const SmoothPlan<T>& plan, Axis axis, const Slots& slots, const MatrixView<T>& B,
+               const ChunkValues<T>& U, Workspace& workspace)
+      : m_plan(plan), m_axis(axis), m_rows(plan.terms(), slots, B), m_U(U) {
     for (Index l = 0; l <= plan.top(); ++l) m_M[l] = workspace.take<T>(chunks(l) * size());
   }
 
   Index chunks(Index l) const { return m_plan.level(l).side(m_axis).chunks; }
-  /// The number of scalars of one chunk, and of those of each polynomial that belong to U.
-  Index size() const { return m_plan.terms() * (entries() + (m_has_ones ? m_r : 0)); }
-  Index entries() const { return m_r * m_U.cols(); }
+  /// The number of scalars of one chunk.
+  Index size() const { return m_rows.cols() * (m_U.packed() + m_U.apart()); }
   T* at(Index l, Index J) const { return m_M[l] + J * size(); }
 
   /// Sets the moments of a chunk of level l, and of all chunks in it.
   void set(Index l, Index J, Workspace& scratch) const {
-    if (l == 0) return set_moments(m_rows, J, m_U, m_has_ones, at(0, J), scratch);
+    if (l == 0) return set_moments(m_rows, J, m_U, at(0, J), scratch);
     for (Index half = 2 * J; half < std::min(2 * J + 2, chunks(l - 1)); ++half) set(l - 1, half, scratch);
     join(l, J);
   }
@@ -91,22 +91,23 @@ class ChunkMoments {
       halves[count++] = {m_plan.level(l - 1).Wt[half % 2], at(l - 1, half)};
     mix({halves, count}, at(l, J));
   }
-  /// out = the sum of the terms; each x is moments or sums of moments of one chunk. Changes the x of the terms.
-  void mix(std::span<MixedTerm<T>> sum, T* out) const {
-    const Index terms = m_plan.terms(), n = entries();
-    set_mixed<T>(terms, n, sum, out);
-    if (!m_has_ones) return;
-    for (MixedTerm<T>& each : sum) each.x += terms * n;
-    set_mixed<T>(terms, m_r, sum, out + terms * n);
+  /// Calls use(at, n) for each part of the moments, which is (terms,n) from scalar number `at` on.
+  template <class Use>
+  void for_each_part(Use&& use) const {
+    const Index r = m_rows.cols() / m_plan.terms();
+    use(Index{0}, r * m_U.packed());
+    for (Index c = 0; c < m_U.apart(); ++c) use(m_rows.cols() * (m_U.packed() + c), r);
+  }
+  /// out = the sum of the terms; each x is moments or sums of moments of one chunk.
+  void mix(std::span<const MixedTerm<T>> sum, T* out) const {
+    for_each_part([&](Index at, Index n) { set_mixed<T>(m_plan.terms(), n, at, sum, out + at); });
   }
 
  private:
   const SmoothPlan<T>& m_plan;
   Axis m_axis;
   ChunkRows<T> m_rows;
-  MatrixView<T> m_U;
-  Index m_r;
-  bool m_has_ones;
+  ChunkValues<T> m_U;
   T* m_M[SmoothPlan<T>::most_levels] = {};
 };
 

@@ -59,7 +59,7 @@ BlockPairs sample_blocks(const CostInputs<T>& x, Index sign) {
 template <Real T>
 SmoothCost smooth_cost(const CostInputs<T>& x) {
   // measured: moments, rows and sums over blocks take longer than as many multiply-adds of a tile
-  constexpr double moment = 1.6, coupling = 1.6, halves = 1.5, most_offsets = 12;
+  constexpr double moment = 1.6, coupling = 1.6, halves = 1.5, most_offsets = 12, narrow = 8;
   SmoothCost best;
   if (x.weights.max_deviation <= 0 || std::max(x.span.n_q, x.span.n_k) < 8 * smooth_chunk || x.tokens.empty())
     return best;
@@ -79,8 +79,9 @@ SmoothCost smooth_cost(const CostInputs<T>& x) {
       // the blocks at distances 2 D of which those at D are rough
       if (smooth > 0) offsets += std::min(1.5 * (1 + left / diagonal), most_offsets);
     }
+    if (offsets == 0) continue;  // nothing is gained over the direct engine
     const double q = static_cast<double>(terms);
-    const double cost = filled * rough * (r + p + weight_cost) + moment * tokens * q * r * p +
+    const double cost = filled * rough * (r + p + weight_cost) + moment * tokens * q * r * (p + narrow) +
                         coupling * chunks * q * q * r * p * (halves + offsets);
     if (cost < best.cost) best = {terms, cost};
   }

@@ -69,14 +69,15 @@ class SmoothEngine {
     const Workspace::Scope scope(team.workspace());
     const RoughTiles<T> tiles(m_plan, x, m_c);
     const ChunkRows<T> queries(m_plan.terms(), x.queries.slots, x.A);
-    const ChunkMoments<T> moments(m_plan, Axis::keys, x.keys.slots, x.B, x.U, sums != nullptr, team.workspace());
+    const ChunkValues<T> values(x.U, sums != nullptr);
+    const ChunkMoments<T> moments(m_plan, Axis::keys, x.keys.slots, x.B, values, team.workspace());
     ChunkSums<T>(m_plan, Axis::queries, moments).run(team, [&](Index I, const T* L, Workspace& scratch) {
       const RowRange rows = queries.rows(I);
       if (rows.size() == 0) return;
       MatrixRef<T> y = Y.middleRows(rows.begin, rows.size());
       T* row_sums = sums ? sums + rows.begin : nullptr;
       if (L) {
-        set_rows(queries, I, L, y, row_sums, scratch);
+        set_rows(queries, I, values, L, y, row_sums, scratch);
       } else {
         y.setZero();
         if (sums) std::fill_n(row_sums, rows.size(), T(0));
@@ -93,17 +94,18 @@ class SmoothEngine {
     const Workspace::Scope scope(workspace);
     const Index terms = m_plan.terms();
     const ChunkRows<T> queries(terms, x.queries.slots, x.A), keys(terms, x.keys.slots, x.B);
-    const ChunkMoments<T> of_keys(m_plan, Axis::keys, x.keys.slots, x.B, x.U, false, workspace),
-        of_queries(m_plan, Axis::queries, x.queries.slots, x.A, G, false, workspace);
+    const ChunkValues<T> values(x.U, false), gradients(G, false);
+    const ChunkMoments<T> of_keys(m_plan, Axis::keys, x.keys.slots, x.B, values, workspace),
+        of_queries(m_plan, Axis::queries, x.queries.slots, x.A, gradients, workspace);
     out.set_zero();
     ChunkSums<T>(m_plan, Axis::queries, of_keys).run(team, [&](Index I, const T* L, Workspace& scratch) {
-      if (L && queries.rows(I).size() > 0) set_factor_gradients(queries, I, G, L, out.dA, scratch);
+      if (L && queries.rows(I).size() > 0) set_factor_gradients(queries, I, gradients, L, out.dA, scratch);
     });
     ChunkSums<T>(m_plan, Axis::keys, of_queries).run(team, [&](Index J, const T* L, Workspace& scratch) {
       const RowRange rows = keys.rows(J);
       if (!L || rows.size() == 0) return;
-      set_factor_gradients(keys, J, x.U, L, out.dB, scratch);
-      set_rows<T>(keys, J, L, out.dU.middleRows(rows.begin, rows.size()), nullptr, scratch);
+      set_factor_gradients(keys, J, values, L, out.dB, scratch);
+      set_rows<T>(keys, J, gradients, L, out.dU.middleRows(rows.begin, rows.size()), nullptr, scratch);
     });
     RoughTiles<T>(m_plan, x, m_c).add_gradients(G, out, team);
     if (out.dc.size() == 0) return;
