@@ -8,9 +8,9 @@
 // After each of these come a case with a near field or a series, of SEED + first_seed_of_softmax_pairs, one with
 // attention sinks, of SEED + first_seed_of_sinks, one with biases far from each other, of SEED +
 // first_seed_of_far_biases, one with a smooth table, of SEED + first_seed_of_smooth_tables, and lives of decoders
-// (random_life.hpp) for as long as these took, of seeds from first_seed_of_lives + SEED on; a SEED of lives gives lives
-// alone. It stops at 20 failed cases, unless --keep-going is given. The seeds of failures become regression tests
-// (search.hpp).
+// (random_life.hpp) for as long as these took, of seeds from first_seed_of_lives + SEED and first_seed_of_smooth_lives
+// + SEED on; a SEED of lives gives lives alone. It stops at 20 failed cases, unless --keep-going is given. The seeds of
+// failures become regression tests (search.hpp).
 
 #include <algorithm>
 #include <chrono>
