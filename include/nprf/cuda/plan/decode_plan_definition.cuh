@@ -77,12 +77,15 @@ struct DecodePlan<S>::Implementation {
     for (const PositionModel& one : model.model().positions) positions.push_back(tables.bias_of(one));
     Index longest = near();
     for (const LagBiasView<float>& one : positions)
-      longest = std::max(longest, StepBias<float>(one, 0, 0, model.positive(), max_tokens()).reach());
+      longest = std::max(longest, StepBias<float>(one, 0, 0, most_decays(), max_tokens()).reach());
     longest += shape.rollback;
     std::vector<StepBias<float>> all;
-    for (const LagBiasView<float>& one : positions) all.emplace_back(one, longest, 1, model.positive(), max_tokens());
+    for (const LagBiasView<float>& one : positions) all.emplace_back(one, longest, 1, most_decays(), max_tokens());
     return all;
   }
+
+  // the device sums one decay, a line
+  std::ptrdiff_t most_decays() const { return model.positive() ? 1 : 0; }
 
   // near tokens and sinks, at most as many as a sequence can have
   int near() const { return static_cast<int>(std::min<std::ptrdiff_t>(model.model().near, max_tokens())); }
