@@ -93,6 +93,13 @@ class SequencePosition {
         },
         m_position);
   }
+  void tangent(const LagRange& lags, double* w) const {
+    std::visit(
+        [&](const auto& position) {
+          if constexpr (MaybeSmoothPosition<std::remove_cvref_t<decltype(position)>>) position.tangent(lags, w);
+        },
+        m_position);
+  }
   void gradient(Index first, std::span<const double> db, Matrix<double>& d) const {
     std::visit([&](const auto& position) { position.gradient(first, db, d); }, m_position);
   }

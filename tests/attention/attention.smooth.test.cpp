@@ -168,7 +168,37 @@ TEMPLATE_TEST_CASE(
   };
   for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
     compare(KerpleLogPosition<T>(KerpleLog(1, 0.1), n), direction);
+    // initial values at which the biases are far smoother than their derivatives by the parameters
+    compare(KerpleLogPosition<T>(KerpleLog(0, 1), n), direction);
+    compare(SplinePosition<T>(Spline(std::vector<double>(8, 0.0), log_spaced_knots(8, n)), n), direction);
     compare(SplinePosition<T>(Spline({0.5, 0, -0.5, -1, -3, -3.5}, log_spaced_knots(6, n)), n), direction);
+  }
+}
+
+TEST_CASE("the gradient of a smooth table serves the parameters of the caller", "[attention]") {
+  const Tokens<float> x = random_tokens<float>(n, n, d, d_v);
+  const Matrix<float> dy = normal<float>(n, d_v, 17);
+  const auto table_gradient = [&](Engine engine, bool is_flat) {
+    const auto position = dense<float>([=](Index lag) { return is_flat ? 0 : logarithm(lag); }, true);
+    const Passes<float> passes = both_passes(Attention(orf<float>(d, m, 7), position, {.engine = engine}), x, dy);
+    CHECK((engine != Engine::automatic || passes.g.report.engine == Engine::smooth));
+    return passes.g.bias;
+  };
+  const std::function<double(double)> derivatives[] = {
+      [](double) { return 1; }, [](double l) { return std::log1p(l); }, [](double l) { return 1 / (1 + l); },
+      [](double l) { return std::tanh(std::log1p(l) - 4); }, [](double l) { return std::exp(-l / 300); }};
+  for (const bool is_flat : {false, true}) {
+    const Matrix<float> got = table_gradient(Engine::automatic, is_flat),
+                        expected = table_gradient(Engine::direct, is_flat);
+    for (const auto& derivative : derivatives) {
+      double error = 0, size = 0;
+      for (Index lag = 1 - n; lag < n; ++lag) {
+        const double w = derivative(static_cast<double>(std::abs(lag)));
+        error += w * (static_cast<double>(got(lag + n - 1, 0)) - static_cast<double>(expected(lag + n - 1, 0)));
+        size += std::abs(w * static_cast<double>(expected(lag + n - 1, 0)));
+      }
+      CHECK(std::abs(error) <= 1e-4 * size);
+    }
   }
 }
 

@@ -82,6 +82,31 @@ TEST_CASE("gradients of a curve's parameters are those of the biases that are us
   });
 }
 
+TEST_CASE("the tangent of a curve has all derivatives, each at most about 1", "[position]") {
+  for_each_curve([](const std::string& name, const auto& curve, const std::vector<double>& parameters) {
+    INFO(name);
+    const CurvePosition<double, std::remove_cvref_t<decltype(curve)>> position(curve, reach);
+    const Index first = -70, count = 141;
+    Vector<double> w(count);
+    position.tangent({first, first + count - 1}, w.data());
+    CHECK((w.cwiseAbs().maxCoeff() > 0.1 && w.cwiseAbs().maxCoeff() <= double(parameters.size()) + 1e-12));
+    // w is a combination of the derivatives, with a factor of at least 1 / the largest lag's for each
+    Matrix<double> derivatives(count, Index(parameters.size())), d;
+    for (Index l = 0; l < count; ++l) {
+      const double one = 1;
+      position.gradient(first + l, {&one, 1}, d);
+      derivatives.row(l) = d.col(0).transpose();
+    }
+    const Vector<double> largest = derivatives.cwiseAbs().colwise().maxCoeff().transpose();
+    Vector<double> expected = Vector<double>::Zero(count);
+    for (Index k = 0; k < largest.size(); ++k) {
+      const double sign = k == 0 || k == 3 || k == 5 || k == 6 || k == 9 ? 1 : -1;
+      expected += sign / largest[k] * derivatives.col(k);
+    }
+    CHECK((w - expected).cwiseAbs().maxCoeff() < 1e-12);
+  });
+}
+
 TEST_CASE("biases of the published formulas", "[position]") {
   CHECK(KerpleLog(2, 3).bias(-5) == -2 * std::log1p(15.0));
   CHECK(KerpleLog(2, 3).bias(5) == KerpleLog(2, 3).bias(-5));

@@ -128,6 +128,8 @@ struct LagWeightsView {
   Index size = 0;
   Tails tails = {};          // before + after < size, unless both are 0
   double max_deviation = 0;  // an engine may change a weight c by at most c * max_deviation
+  // (size)  c times a function of the lag that must be represented as well as c is, for gradients; null: none
+  const T* tangents = nullptr;
 
   Index last() const { return first + size - 1; }
 

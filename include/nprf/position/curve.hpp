@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <concepts>
 #include <cstddef>
@@ -9,6 +11,7 @@
 
 #include "nprf/core/error.hpp"
 #include "nprf/core/lag_bias.hpp"
+#include "nprf/core/lags.hpp"
 #include "nprf/core/resize.hpp"
 
 namespace nprf {
@@ -64,20 +67,41 @@ class CurvePosition {
   void gradient(Index first, std::span<const double> db, Matrix<double>& d) const {
     resize(d, m_curve.num_parameters());
     d.setZero();
-    for (std::size_t l = 0; l < db.size(); ++l) {
-      const Index lag = first + static_cast<Index>(l), end = lag < 0 ? -m_reach : m_reach,
-                  beyond = std::abs(lag) - m_reach;
-      if (beyond <= 0) {
-        m_curve.add_gradient(lag, db[l], d.data());
-      } else {
-        const double steps = static_cast<double>(beyond);
-        m_curve.add_gradient(end, (1 + steps) * db[l], d.data());
-        m_curve.add_gradient(lag < 0 ? end + 1 : end - 1, -steps * db[l], d.data());
-      }
+    for (std::size_t l = 0; l < db.size(); ++l) add_gradient(first + static_cast<Index>(l), db[l], d.data());
+  }
+
+  /// As in MaybeSmoothPosition. O(lags parameters).
+  void tangent(const LagRange& lags, double* w) const {
+    const Index size = m_curve.num_parameters();
+    Vector<double> d(size), largest = Vector<double>::Zero(size);
+    const auto set_derivatives = [&](Index lag) {
+      d.setZero();
+      add_gradient(lag, 1, d.data());
+    };
+    for (Index lag = lags.first; lag <= lags.last; ++lag) {
+      set_derivatives(lag);
+      for (Index k = 0; k < size; ++k) largest[k] = std::max(largest[k], std::abs(d[k]));
+    }
+    for (Index lag = lags.first; lag <= lags.last; ++lag) {
+      set_derivatives(lag);
+      double sum = 0;
+      // signs in the order of the Thue-Morse sequence, so that no simple sum of derivatives vanishes
+      for (Index k = 0; k < size; ++k)
+        if (largest[k] > 0) sum += (std::popcount(static_cast<std::size_t>(k)) % 2 == 0 ? d[k] : -d[k]) / largest[k];
+      w[lag - lags.first] = sum;
     }
   }
 
  private:
+  // adds db times the derivatives of the bias of a lag to d (parameters)
+  void add_gradient(Index lag, double db, double* d) const {
+    const Index end = lag < 0 ? -m_reach : m_reach, beyond = std::abs(lag) - m_reach;
+    if (beyond <= 0) return m_curve.add_gradient(lag, db, d);
+    const double steps = static_cast<double>(beyond);
+    m_curve.add_gradient(end, (1 + steps) * db, d);
+    m_curve.add_gradient(lag < 0 ? end + 1 : end - 1, -steps * db, d);
+  }
+
   C m_curve;
   Index m_reach;
   LagBias<T> m_bias;

@@ -57,9 +57,13 @@ void check_position(const P& position, Direction direction) {
 
 /// A position that may be a smooth function of the lag, with fewer parameters than lags. If is_smooth(), it may get the
 /// gradient of nearby biases that are smooth far from lag 0 (toeplitz/smooth/engine.hpp): CurvePosition (curve.hpp).
+/// tangent(lags, w) then sets w (lags.size()) to a sum of the derivatives of the biases of these lags by the
+/// parameters, with weights that make each derivative at most about 1: the gradient is accurate if functions such as w
+/// are represented.
 template <class P>
-concept MaybeSmoothPosition = Position<P> && requires(const P& position) {
+concept MaybeSmoothPosition = Position<P> && requires(const P& position, const LagRange& lags, double* w) {
   { position.is_smooth() } -> std::same_as<bool>;
+  position.tangent(lags, w);
 };
 
 /// The bias of query token i and key token j, where the query's position is i + offset; a placed position ignores the

@@ -72,6 +72,8 @@ class PositionView {
   }
   /// Whether the bias is a smooth function of the lag, with few parameters (MaybeSmoothPosition).
   bool is_smooth() const { return m_functions->is_smooth != nullptr && m_functions->is_smooth(m_position); }
+  /// As MaybeSmoothPosition::tangent(). Requires is_smooth().
+  void tangent(const LagRange& lags, double* w) const { m_functions->tangent(m_position, lags, w); }
   /// The required number of queries and of keys. Requires is_placed().
   Index tokens() const { return m_functions->tokens(m_position); }
   /// The slot of a cell, a token that is not an extra one. Cells are counted from 0.
@@ -96,6 +98,7 @@ class PositionView {
     double (*bias)(const void*, Index, Index) = nullptr;
     void (*gradient)(const void*, Index, std::span<const double>, Matrix<double>&) = nullptr;
     bool (*is_smooth)(const void*) = nullptr;
+    void (*tangent)(const void*, const LagRange&, double*) = nullptr;
   };
 
   template <class P>
@@ -106,8 +109,12 @@ class PositionView {
       functions.slot = [](const void* p, Index cell) -> Index { return static_cast<const P*>(p)->slot(cell); };
       functions.bias = [](const void* p, Index i, Index j) -> double { return static_cast<const P*>(p)->bias(i, j); };
     }
-    if constexpr (MaybeSmoothPosition<P>)
+    if constexpr (MaybeSmoothPosition<P>) {
       functions.is_smooth = [](const void* p) { return static_cast<const P*>(p)->is_smooth(); };
+      functions.tangent = [](const void* p, const LagRange& lags, double* w) {
+        static_cast<const P*>(p)->tangent(lags, w);
+      };
+    }
     if constexpr (requires(const P& p) { p.pitch(); })
       functions.pitch = [](const void* p) -> Index { return static_cast<const P*>(p)->pitch(); };
     if constexpr (LearnedPosition<P>)

@@ -36,6 +36,13 @@ class RelativePosition {
   /// R, the largest lag with a scalar of its own.
   Index reach() const { return m_bias.last(); }
   bool is_smooth() const { return m_is_smooth; }
+  /// As in MaybeSmoothPosition. The parameters are not known: a wave in log(1 + |lag|), which has a zero about once in
+  /// each doubling of the lag beyond some, stands for their derivatives.
+  void tangent(const LagRange& lags, double* w) const {
+    constexpr double frequency = 4;
+    for (Index lag = lags.first; lag <= lags.last; ++lag)
+      w[lag - lags.first] = std::cos(frequency * std::log1p(static_cast<double>(std::abs(lag))));
+  }
   const LagBias<T>& bias() const { return m_bias; }
 
   /// Sets d (2R+1,1) to the gradient of the table; db holds dL/db of the lags first, first + 1, ... The gradients of

@@ -58,14 +58,14 @@ TEMPLATE_TEST_CASE("the error of a block is that of its worst weight", "[toeplit
       for (const Index terms : {4, 6, 8}) {
         INFO(each.name << ", distance " << D << ", terms " << terms);
         const Vector<T> c = table<T>(each.weight, D);
-        const Block<T> block = Block<T>::of_weights(c.data(), terms, 1.0);
+        const Block<T> block = Block<T>::of_values(c.data(), terms, 1.0);
         const double expected = error<T>(block, N, [&](Index l) { return double(c[l + N - 1]); });
         CHECK(block.kind == BlockKind::smooth);
         CHECK(std::abs(block.error - expected) <= 1e-3 * expected + 300 * epsilon<T>);
         CHECK(block.least == c.minCoeff());
         // the tolerance decides
-        CHECK(Block<T>::of_weights(c.data(), terms, 1.01 * block.error).kind == BlockKind::smooth);
-        CHECK(Block<T>::of_weights(c.data(), terms, 0.99 * block.error).kind == BlockKind::rough);
+        CHECK(Block<T>::of_values(c.data(), terms, 1.01 * block.error).kind == BlockKind::smooth);
+        CHECK(Block<T>::of_values(c.data(), terms, 0.99 * block.error).kind == BlockKind::rough);
       }
 }
 
@@ -74,7 +74,7 @@ TEMPLATE_TEST_CASE("polynomials of a low degree are exact", "[toeplitz]", NPRF_T
   for (const Index terms : {4, 8}) {
     const auto power = [=](double l) { return 2 + std::pow(l / 300, static_cast<double>(terms - 1)); };
     const Vector<T> c = table<T>(power, 2);
-    CHECK(Block<T>::of_weights(c.data(), terms, 1.0).error <= 300 * epsilon<T>);
+    CHECK(Block<T>::of_values(c.data(), terms, 1.0).error <= 300 * epsilon<T>);
   }
 }
 
@@ -86,9 +86,9 @@ TEMPLATE_TEST_CASE("a single weight that is off by more than the tolerance makes
   for (Index x = 0; x < lags; ++x)
     for (const double off : {-10 * tolerance, 10 * tolerance}) {
       Vector<T> c = table<T>(smooth.weight, 3);
-      REQUIRE(Block<T>::of_weights(c.data(), 6, tolerance).kind == BlockKind::smooth);
+      REQUIRE(Block<T>::of_values(c.data(), 6, tolerance).kind == BlockKind::smooth);
       c[x] *= static_cast<T>(1 + off);
-      CHECK(Block<T>::of_weights(c.data(), 6, tolerance).kind == BlockKind::rough);
+      CHECK(Block<T>::of_values(c.data(), 6, tolerance).kind == BlockKind::rough);
     }
 }
 
@@ -96,7 +96,7 @@ TEMPLATE_TEST_CASE("blocks with zeros, other signs or non-finite weights are not
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   using Limits = std::numeric_limits<T>;
-  const auto kind = [](const Vector<T>& c) { return Block<T>::of_weights(c.data(), 6, 1e-2).kind; };
+  const auto kind = [](const Vector<T>& c) { return Block<T>::of_values(c.data(), 6, 1e-2).kind; };
   const Vector<T> c = Vector<T>::Ones(lags);
   CHECK(kind(c) == BlockKind::smooth);
   CHECK(kind(Vector<T>::Zero(lags)) == BlockKind::empty);
@@ -119,7 +119,7 @@ TEMPLATE_TEST_CASE("a block of four smooth ones is smooth if its polynomials rep
     INFO(each.name);
     Block<T> inner[3];  // at the distances 2 D - 1, 2 D, 2 D + 1
     for (Index k = 0; k < 3; ++k)
-      inner[k] = Block<T>::of_weights(table<T>(each.weight, 2 * D - 1 + k).data(), terms, 1.0);
+      inner[k] = Block<T>::of_values(table<T>(each.weight, 2 * D - 1 + k).data(), terms, 1.0);
     const auto at = [&](Index a, Index b) { return inner + 1 + a - b; };
     const Block<T> block = Block<T>::of_halves(at, halves, 1.0);
     REQUIRE(block.kind == BlockKind::smooth);

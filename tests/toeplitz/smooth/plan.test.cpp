@@ -59,10 +59,18 @@ Expanded expand(const SmoothPlan<T>& plan, const LagWeights<T>& c, Index n_q, In
   return x;
 }
 
+// all lags of c, which may change by `tolerance`
+template <Real T>
+LagWeightsView<T> within(const LagWeights<T>& c, double tolerance) {
+  LagWeightsView<T> view = c.view();
+  view.max_deviation = tolerance;
+  return view;
+}
+
 template <Real T>
 void check_plan(const LagWeights<T>& c, Index n_q, Index n_k, double tolerance) {
   Workspace workspace;
-  const SmoothPlan<T> plan(c.view(), {n_q, n_k, 1, 1}, terms, tolerance, workspace);
+  const SmoothPlan<T> plan(within(c, tolerance), {n_q, n_k, 1, 1}, terms, workspace);
   CHECK(plan.error() <= tolerance);
   for (const Axis axis : {Axis::queries, Axis::keys}) {
     const Expanded x = expand(plan, c, n_q, n_k, axis);
@@ -114,17 +122,44 @@ TEMPLATE_TEST_CASE("kinks, steps, zeros and noise are tiles where they are", "[t
   Workspace workspace;
   const auto tiles = [&](std::size_t k) {
     const LagWeights<T> c = weights_of<T>(odd[k], n, n, 0);
-    return SmoothPlan<T>(c.view(), {n, n, 1, 1}, terms, 1e-4, workspace).tiles().size();
+    return SmoothPlan<T>(within(c, 1e-4), {n, n, 1, 1}, terms, workspace).tiles().size();
   };
   CHECK(tiles(0) < 10);
   CHECK(tiles(3) == 2 * (n / smooth_chunk + 1) - 1);
+}
+
+TEMPLATE_TEST_CASE("blocks whose tangents are rough are tiles, also where the weights are constant", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
+  using T = TestType;
+  const Index n = 2000;
+  const LagWeights<T> c = weights_of<T>({"", [](double) { return 1; }}, n, n, 0);
+  Workspace workspace;
+  const auto plan = [&](const std::function<double(double)>& tangent) {
+    const LagWeights<T> w = weights_of<T>({"", tangent}, n, n, 0);
+    LagWeightsView<T> all = within(c, 1e-4);
+    all.tangents = w.values.data();
+    return SmoothPlan<T>(all, {n, n, 1, 1}, terms, workspace);
+  };
+  const auto couplings = [](const SmoothPlan<T>& of) {
+    std::size_t count = 0;
+    for (Index l = 0; l <= of.top(); ++l)
+      for (const auto& list : of.level(l).side(Axis::queries).coupled) count += list.size();
+    return count;
+  };
+  const SmoothPlan<T> constant = plan([](double) { return 0.5; }),
+                      kink = plan([](double l) { return std::abs(l + 700) / 1e3; }),
+                      noise = plan([](double l) { return std::sin(l * l); });
+  CHECK(constant.tiles().size() == 2);  // those that the slots do not fill
+  CHECK(couplings(kink) > couplings(constant));
+  CHECK((kink.tiles().size() > 2 && kink.tiles().size() <= 5));
+  CHECK(noise.top() == -1);
 }
 
 TEST_CASE("chunks of smooth tables have a few couplings at each level", "[toeplitz]") {
   Workspace workspace;
   const Index n = 1 << 14;
   const LagWeights<float> c = weights_of<float>(smooth_tables()[0], n, n, 0, 0);
-  const SmoothPlan<float> plan(c.view(), {n, n, 1, 1}, terms, 2.5e-5, workspace);
+  const SmoothPlan<float> plan(within(c, 2.5e-5), {n, n, 1, 1}, terms, workspace);
   CHECK(plan.top() == 6);
   CHECK(plan.is_one_sided());
   CHECK(plan.tiles().size() <= 4);

@@ -27,6 +27,17 @@ Placement place_tokens(const PositionView<T>& position, Index n, Index offset, c
   return Placement({n - E, 0, at}, E);
 }
 
+// c w of the lags of `reach`, for the tangent w of a smooth position
+template <Real T>
+const T* tangents(const PositionView<T>& position, const LagProblem<T>& x, Workspace& workspace) {
+  T* values = workspace.take<T>(x.reach.size());
+  const Workspace::Scope scope(workspace);
+  double* w = workspace.take<double>(x.reach.size());
+  position.tangent({x.reach.first - x.offset, x.reach.last - x.offset}, w);
+  for (Index k = 0; k < x.reach.size(); ++k) values[k] = static_cast<T>(w[k]) * x.weight_values[k];
+  return values;
+}
+
 }  // namespace detail
 
 /// Lowers a position, an offset, and the direction, the near field and the sinks of `options` to the tables of a
@@ -47,6 +58,7 @@ LagProblem<T> lower(const PositionView<T>& position, const AttentionOptions& opt
   x.near = {std::min(options.near, farthest), x.has_own_slots ? position.pitch() : 0, offset};
   x.sinks = options.sinks;
   add_biases_and_weights(x, bias.view(), position.extra().data(), pass, workspace);
+  if (pass == Pass::backward && position.is_smooth()) x.weights.tangents = detail::tangents(position, x, workspace);
   return x;
 }
 

@@ -140,7 +140,7 @@ class ProductChoice {
   LagProblem<T> m_problem;
   ProductShape m_shape, m_span;  // in tokens; in the slots that the tokens span
   LagWeightsView<T> m_weights;   // the problem's weights, or these with fitted tails
-  double m_deviation = 0;         // of fitted tails
+  double m_deviation = 0;        // of fitted tails
   toeplitz::Use m_use = toeplitz::Use::rows;
   // the products that Engine::automatic may select if keys are masked: their engines round per row, which is accurate
   // enough whichever keys are masked

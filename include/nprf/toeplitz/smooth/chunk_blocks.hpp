@@ -138,11 +138,13 @@ struct ChunkBlock {
   double condition = 0;  // a bound of the sum of the magnitudes that a weight is added from, relative to it
   double K[term_pairs];
 
-  /// The block with these weights of the lags -D chunk - (chunk - 1) ..., of which there are ChunkBasis::lags. It is
-  /// smooth if its error is at most the tolerance, and its condition at most largest_condition.
-  static ChunkBlock of_weights(const T* c, Index terms, double tolerance) {
-    ChunkBlock block;
+  /// The block with these values of the lags -D chunk - (chunk - 1) ..., of which there are ChunkBasis::lags. Errors
+  /// are relative to the weights c of the same lags, by default the values themselves. The block is smooth if its error
+  /// is at most the tolerance, and its condition at most largest_condition.
+  static ChunkBlock of_values(const T* values, Index terms, double tolerance, const T* c = nullptr) {
     using P = Pack<T>;
+    if (!c) c = values;
+    ChunkBlock block;
     auto most = P::all(c[0]), minus_least = P::all(-c[0]);
     for (Index x = 0; x < ChunkBasis<T>::lags; x += P::size) {
       const P some = P::load(c + std::min(x, ChunkBasis<T>::lags - P::size));
@@ -152,8 +154,8 @@ struct ChunkBlock {
     block.least = -minus_least.largest();
     if (block.least == 0 && largest == 0) block.kind = BlockKind::empty;
     if (!(block.least > 0) || !(largest <= std::numeric_limits<T>::max())) return block;
-    block.project(c, terms);
-    block.error = block.error_of(c, terms, tolerance);
+    block.project(values, terms);
+    block.error = block.error_of(values, c, terms, tolerance);
     block.set_kind(ChunkBasis<T>::get().end, tolerance);
     return block;
   }
@@ -216,12 +218,12 @@ struct ChunkBlock {
   }
 
   // the largest error; or, if it is larger than the tolerance, that of some rows
-  double error_of(const T* c, Index terms, double tolerance) const {
+  double error_of(const T* values, const T* c, Index terms, double tolerance) const {
     using P = Pack<T>;
     constexpr Index chunk = smooth_chunk;
     const T* basis = ChunkBasis<T>::get().by_term;
-    T inverse[2 * chunk], rows[most_terms * chunk] = {};
-    for (Index x = 0; x < ChunkBasis<T>::lags; ++x) inverse[x] = 1 / c[x];
+    T inverse[2 * chunk], ratio[2 * chunk], rows[most_terms * chunk] = {};
+    for (Index x = 0; x < ChunkBasis<T>::lags; ++x) inverse[x] = 1 / c[x], ratio[x] = values[x] * inverse[x];
     // with u = chunk - 1 - w and P_p(u) = (-1)^p P_p(w): rows[q,w] = sum_p P_p(u) K[p,q]
     for (Index q = 0; q < terms; ++q)
       for (Index p = 0; p < terms; ++p) {
@@ -234,12 +236,46 @@ struct ChunkBlock {
         auto y = P::all(0);
         for (Index q = 0; q < terms; ++q)
           y = multiply_add(P::all(rows[q * chunk + w]), P::load(basis + q * chunk + v), y);
-        most = larger_or_nan(most, abs(multiply_add(y, P::load(inverse + w + v), P::all(-1))));
+        most = larger_or_nan(most, abs(multiply_add(y, P::load(inverse + w + v), -P::load(ratio + w + v))));
       }
       if (w % 16 == 15 && !(static_cast<double>(most.largest_or_nan()) <= tolerance)) break;
     }
     return static_cast<double>(most.largest_or_nan());
   }
+};
+
+/// How much farther than a weight a tangent (LagWeightsView) may be from its polynomials.
+inline constexpr double tangent_factor = 4;
+
+/// The weights of the block of chunks at distance D, with zeros for lags outside the table.
+template <Real T>
+class BlockWeights {
+ public:
+  BlockWeights(const LagWeightsView<T>& c, Index D) : m_max_deviation(c.max_deviation) {
+    constexpr Index lags = ChunkBasis<T>::lags;
+    const Index lag = -D * smooth_chunk - (smooth_chunk - 1), first = lag - c.first;
+    m_is_whole = first >= 0 && first + lags <= c.size;
+    m_c = m_is_whole ? c.values + first : m_partial;
+    m_tangents = m_is_whole && c.tangents ? c.tangents + first : nullptr;
+    for (Index x = 0; !m_is_whole && x < lags; ++x) m_partial[x] = c[lag + x];
+  }
+  BlockWeights(const BlockWeights&) = delete;
+  BlockWeights& operator=(const BlockWeights&) = delete;
+
+  /// Whether all lags of the block are in the table.
+  bool is_whole() const { return m_is_whole; }
+  ChunkBlock<T> block(Index terms) const { return ChunkBlock<T>::of_values(m_c, terms, m_max_deviation); }
+  /// The block of the tangents; rough if there are none.
+  ChunkBlock<T> tangents(Index terms) const {
+    if (!m_tangents) return {};
+    return ChunkBlock<T>::of_values(m_tangents, terms, tangent_factor * m_max_deviation, m_c);
+  }
+
+ private:
+  double m_max_deviation;
+  bool m_is_whole;
+  const T *m_c, *m_tangents;
+  T m_partial[ChunkBasis<T>::lags];
 };
 
 }  // namespace nprf::toeplitz

@@ -32,19 +32,18 @@ struct BlockPairs {
 // large again as the one before
 template <Real T>
 BlockPairs sample_blocks(const CostInputs<T>& x, Index sign) {
-  constexpr Index lags = ChunkBasis<T>::lags;
   const Index chunks = ((sign > 0 ? x.span.n_q : x.span.n_k) + smooth_chunk - 1) / smooth_chunk;
   BlockPairs pairs;
-  T c[lags];
   for (Index k = 1, next; k < chunks; k = next) {
     next = std::min(k + std::max<Index>(k / 2, 1), chunks);
-    const Index lag = -sign * k * smooth_chunk - (smooth_chunk - 1), last = -sign * (next - 1) * smooth_chunk;
-    for (Index i = 0; i < lags; ++i) c[i] = x.weights[lag + i];
+    const Index last = -sign * (next - 1) * smooth_chunk;
+    const BlockWeights<T> weights(x.weights, sign * k);
     const LagRange of{std::min(-sign * k * smooth_chunk, last) - smooth_chunk / 2 + 1,
                       std::max(-sign * k * smooth_chunk, last) + smooth_chunk / 2};
     const double count = pairs_in(of, x.span.n_q, x.span.n_k);
     for (Index terms = least_terms;; ++terms) {
-      const BlockKind kind = ChunkBlock<T>::of_weights(c, terms, x.weights.max_deviation).kind;
+      BlockKind kind = weights.block(terms).kind;
+      if (kind == BlockKind::smooth && x.weights.tangents) kind = weights.tangents(terms).kind;
       if (kind == BlockKind::smooth) pairs.smooth[terms] += count;
       if (kind == BlockKind::rough && terms == most_terms) pairs.rough += count;
       if (kind != BlockKind::rough || terms == most_terms) break;

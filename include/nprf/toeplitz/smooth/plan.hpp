@@ -29,8 +29,9 @@ struct Coupling {
 /// Chunks of one size: level 0 has chunks of smooth_chunk slots, level l + 1 has chunks of two chunks of level l.
 template <Real T>
 struct SmoothLevel {
-  Index first = 0, count = 0;             // of the distances D = chunk of the queries - chunk of the keys
-  const ChunkBlock<T>* blocks = nullptr;  // (count)
+  Index first = 0, count = 0;               // of the distances D = chunk of the queries - chunk of the keys
+  const ChunkBlock<T>* blocks = nullptr;    // (count)
+  const ChunkBlock<T>* tangents = nullptr;  // (count)  of LagWeightsView::tangents; null: none
   // the polynomials of level l + 1 by those of this level (Halves)
   const T *W[2] = {}, *Wt[2] = {};
   struct Side {
@@ -51,9 +52,10 @@ class SmoothPlan {
  public:
   static constexpr Index most_levels = 40;
 
-  /// For the weights c of queries in slots 0..n_q-1 and keys in slots 0..n_k-1. c changes by at most `tolerance`
-  /// relative to each weight. c must have all lags between the slots. The tables are in the workspace.
-  SmoothPlan(LagWeightsView<T> c, const ProductShape& span, Index terms, double tolerance, Workspace& workspace);
+  /// For the weights c of queries in slots 0..n_q-1 and keys in slots 0..n_k-1. A weight changes by at most
+  /// c.max_deviation, relative to it, and a tangent by at most tangent_factor times as much, relative to its weight. c
+  /// must have all lags between the slots. The tables are in the workspace.
+  SmoothPlan(LagWeightsView<T> c, const ProductShape& span, Index terms, Workspace& workspace);
 
   Index terms() const { return m_terms; }
   Index levels() const { return m_levels; }
@@ -82,7 +84,7 @@ class SmoothPlan {
     for (Index k = 0; k < term_pairs; ++k) out[k] = static_cast<T>(M[k]);
     return out;
   }
-  void set_lowest_level(LagWeightsView<T> c, const ProductShape& span, double tolerance, Workspace& workspace);
+  void set_lowest_level(LagWeightsView<T> c, const ProductShape& span, Workspace& workspace);
   bool add_level(const ProductShape& span, double tolerance, Workspace& workspace);
   void couple(Index l, Workspace& workspace);
 
@@ -94,11 +96,10 @@ class SmoothPlan {
 };
 
 template <Real T>
-SmoothPlan<T>::SmoothPlan(LagWeightsView<T> c, const ProductShape& span, Index terms, double tolerance,
-                          Workspace& workspace)
+SmoothPlan<T>::SmoothPlan(LagWeightsView<T> c, const ProductShape& span, Index terms, Workspace& workspace)
     : m_terms(terms) {
-  set_lowest_level(c, span, tolerance, workspace);
-  while (m_levels < most_levels && add_level(span, tolerance, workspace)) ++m_levels;
+  set_lowest_level(c, span, workspace);
+  while (m_levels < most_levels && add_level(span, c.max_deviation, workspace)) ++m_levels;
   for (Index l = 0; l < m_levels; ++l) couple(l, workspace);
   const SmoothLevel<T>& lowest = m_level[0];
   Index* tiles = workspace.take<Index>(lowest.count);
@@ -109,22 +110,19 @@ SmoothPlan<T>::SmoothPlan(LagWeightsView<T> c, const ProductShape& span, Index t
 }
 
 template <Real T>
-void SmoothPlan<T>::set_lowest_level(LagWeightsView<T> c, const ProductShape& span, double tolerance,
-                                     Workspace& workspace) {
-  constexpr Index lags = ChunkBasis<T>::lags;
+void SmoothPlan<T>::set_lowest_level(LagWeightsView<T> c, const ProductShape& span, Workspace& workspace) {
   set_shape(0, span);
   SmoothLevel<T>& level = m_level[0];
   auto* blocks = workspace.take<ChunkBlock<T>>(level.count);
-  T partial[lags];
+  auto* tangents = c.tangents ? workspace.take<ChunkBlock<T>>(level.count) : nullptr;
   for (Index k = 0; k < level.count; ++k) {
-    const Index lag = -(level.first + k) * smooth_chunk - (smooth_chunk - 1);
-    const bool is_whole = lag >= c.first && lag + lags - 1 <= c.last();
-    const T* weights = is_whole ? c.values + (lag - c.first) : partial;
-    for (Index x = 0; !is_whole && x < lags; ++x) partial[x] = c[lag + x];
-    blocks[k] = ChunkBlock<T>::of_weights(weights, m_terms, tolerance);
-    if (!is_whole && blocks[k].kind == BlockKind::smooth) blocks[k].kind = BlockKind::rough;
+    const BlockWeights<T> weights(c, level.first + k);
+    blocks[k] = weights.block(m_terms);
+    if (tangents) tangents[k] = weights.tangents(m_terms);
+    const bool fails = !weights.is_whole() || (tangents && tangents[k].kind != BlockKind::smooth);
+    if (fails && blocks[k].kind == BlockKind::smooth) blocks[k].kind = BlockKind::rough;
   }
-  level.blocks = blocks;
+  level.blocks = blocks, level.tangents = tangents;
 }
 
 // adds the level above the highest one; returns false if it has no smooth block
@@ -136,22 +134,29 @@ bool SmoothPlan<T>::add_level(const ProductShape& span, double tolerance, Worksp
   set_shape(l, span);
   SmoothLevel<T>& level = m_level[l];
   auto* blocks = workspace.take<ChunkBlock<T>>(level.count);
+  auto* tangents = inner.tangents ? workspace.take<ChunkBlock<T>>(level.count) : nullptr;
   const Halves halves(smooth_chunk << (l - 1), m_terms);
   for (Index half : {0, 1}) {
     inner.W[half] = rounded(halves.W[half], workspace);
     inner.Wt[half] = rounded(halves.Wt[half], workspace);
   }
-  level.blocks = blocks;
   bool any = false;
   for (Index k = 0; k < level.count; ++k) {
-    const Index D = level.first + k;
-    const auto at = [&](Index a, Index b) {
-      const Index x = 2 * D + a - b - inner.first;
-      return x >= 0 && x < inner.count ? inner.blocks + x : nullptr;
+    const auto joined = [&](const ChunkBlock<T>* of, double most) {
+      const auto at = [&](Index a, Index b) {
+        const Index x = 2 * (level.first + k) + a - b - inner.first;
+        return x >= 0 && x < inner.count ? of + x : nullptr;
+      };
+      return ChunkBlock<T>::of_halves(at, halves, most);
     };
-    blocks[k] = ChunkBlock<T>::of_halves(at, halves, tolerance);
+    blocks[k] = joined(inner.blocks, tolerance);
+    if (tangents && blocks[k].kind == BlockKind::smooth) {
+      tangents[k] = joined(inner.tangents, tangent_factor * tolerance);
+      if (tangents[k].kind != BlockKind::smooth) blocks[k].kind = BlockKind::rough;
+    }
     any |= blocks[k].kind == BlockKind::smooth;
   }
+  level.blocks = blocks, level.tangents = tangents;
   return any;
 }
 
