@@ -5,6 +5,7 @@
 #include <map>
 #include <utility>
 
+#include "nprf/core/row_quotient.hpp"
 #include "nprf/nprf.hpp"
 
 /// What every benchmark computes: one head of n tokens in float, d = d_v = 64, both directions, rows of norm 1.

@@ -37,7 +37,7 @@ inline void draw_sizes(Draw& draw, Case& c, Place place, Bias& grid) {
 // enough tokens for chunks of slots
 inline void draw_long_sizes(Draw& draw, Case& c) {
   c.d = draw.size(8), c.m = draw.size(8), c.d_v = draw.size(20);
-  const Index most = draw.one_in(8) ? 2000 : 800;
+  const Index kind = draw.below(20), most = kind < 14 ? 260 : kind < 19 ? 800 : 2000;
   c.n_q = draw.between(100, most);
   c.n_k = draw.one_in(4) ? draw.between(100, most) : c.n_q;
   c.gradient_rows = 20;

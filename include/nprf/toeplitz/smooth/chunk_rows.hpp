@@ -69,7 +69,6 @@ class ChunkValues {
   /// The number of vectors.
   Index apart() const { return m_apart + m_has_ones; }
   T value(Index i, Index vector) const { return vector < m_apart ? m_U(i, in_packs() + vector) : T(1); }
-  bool has_ones() const { return m_has_ones; }
 
   /// The columns in packs of some rows: in place, or a padded copy.
   RightFactor<T> rows(RowRange of, Workspace& scratch) const {
