@@ -101,11 +101,12 @@ struct Report {
 /// infinite tolerance no row is recomputed for its rounding error. The other half of the tolerance is for the errors
 /// that any engine has (Report::error_bound).
 ///
-/// Approximate biases: if features are positive, Engine::automatic may change biases by up to a quarter of the tolerance,
-/// but at most 0.0025, if they then admit a faster engine: because they are linear in the lag beyond some lags, as in a
-/// table that holds the biases of ALiBi or T5; or because they are smooth functions of the lag far from lag 0, as
-/// -log(1 + |lag|) is. If something is saved for backward, it does so for positions that are smooth (is_smooth()) alone:
-/// their gradient may be that of the biases that are used. Engine::smooth changes biases for any features and positions.
+/// Approximate biases: if features are positive, Engine::automatic may change biases by up to a quarter of the
+/// tolerance, but at most 0.0025, if they then admit a faster engine: because they are linear in the lag beyond some
+/// lags, as in a table that holds the biases of ALiBi or T5; or because they are smooth functions of the lag far from
+/// lag 0, as -log(1 + |lag|) is. If something is saved for backward, it does so for positions that are smooth
+/// (is_smooth()) alone: their gradient may be that of the biases that are used. Engine::smooth changes biases for any
+/// features and positions.
 ///
 /// Comparison with softmax: the call also computes softmax_samples rows of each sequence of each head by exact softmax,
 /// or all rows if there are fewer, and reports how far its own rows are from these (Report::softmax_error): the error

@@ -14,8 +14,8 @@ enum class Direction { bidirectional, causal };
 /// tile by tile, O(n^2). banded: O(n), for biases that are constant beyond some lags. recurrence: O(n), for biases that
 /// are linear in the lag beyond some lags. lanes: by nprf's FFT, O(n log n). grid: as lanes, for positions on a grid.
 /// block_causal: by FFTs of blocks, O(n log^2 n), causal only. smooth: by sums over chunks, O(n), for weights that are
-/// smooth functions of long lags, which it may change within the tolerance. fftw: as lanes, but by the library FFTW, and with the
-/// gradients of lanes. toeplitz/product.hpp has the conditions.
+/// smooth functions of long lags, which it may change within the tolerance. fftw: as lanes, but by the library FFTW,
+/// and with the gradients of lanes. toeplitz/product.hpp has the conditions.
 enum class Engine { automatic, direct, fftw, lanes, block_causal, banded, recurrence, grid, smooth };
 
 constexpr std::string_view name(Engine engine) {

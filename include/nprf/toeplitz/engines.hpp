@@ -37,13 +37,13 @@ struct EngineTypes {
 
 /// The engines of this build. Of several that cost the same, Engine::automatic chooses the first.
 template <Real T>
-using EngineList = detail::EngineTypes<T, DirectEngine<T>, BandedEngine<T>, FftEngine<T>, BlockCausalEngine<T>,
-                                       SmoothEngine<T>
+using EngineList =
+    detail::EngineTypes<T, DirectEngine<T>, BandedEngine<T>, FftEngine<T>, BlockCausalEngine<T>, SmoothEngine<T>
 #if NPRF_USE_FFTW
-                                       ,
-                                       FftwEngine<T>
+                        ,
+                        FftwEngine<T>
 #endif
-                                       >;
+                        >;
 
 /// Calls use(std::type_identity<E>()) for the engine type E that has this name. Returns whether this build has one.
 template <Real T, class Use>
