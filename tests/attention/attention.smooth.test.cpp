@@ -11,6 +11,7 @@
 
 #include "nprf/attention/attention.hpp"
 #include "nprf/feature_map/paper_names.hpp"
+#include "nprf/position/alibi_sum.hpp"
 #include "nprf/position/kerple.hpp"
 #include "nprf/position/relative.hpp"
 #include "nprf/position/spline.hpp"
@@ -200,6 +201,19 @@ TEST_CASE("the gradient of a smooth table serves the parameters of the caller", 
       CHECK(std::abs(error) <= 1e-4 * size);
     }
   }
+}
+
+TEST_CASE("the bound of gradients has the deviation of backward's product, if forward used another engine",
+          "[attention]") {
+  const Tokens<float> x = random_tokens<float>(n, n, d, d_v);
+  const AlibiSumPosition<float> position(AlibiSum({0}, {0.005}), n);
+  const auto passes = [&](Engine engine) {
+    const Attention attention(orf<float>(d, m, 7), position, {.direction = Direction::causal, .engine = engine});
+    return both_passes(attention, x, x.v);
+  };
+  const Passes<float> got = passes(Engine::automatic), direct = passes(Engine::direct);
+  REQUIRE((got.report.engine == Engine::recurrence && got.g.report.engine == Engine::smooth));
+  CHECK(got.g.report.error_bound > direct.g.report.error_bound + 5e-6);
 }
 
 }  // namespace nprf::test::attention_smooth

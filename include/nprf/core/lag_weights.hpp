@@ -15,7 +15,7 @@ struct LagWeights {
   Index first = 0;
   Vector<T> values;
   Tails tails = {};
-  double max_deviation = 0;
+  double max_deviation = 0;  // as in LagWeightsView
 
   LagWeightsView<T> view() const { return {first, values.data(), values.size(), tails, max_deviation}; }
   Index last() const { return view().last(); }

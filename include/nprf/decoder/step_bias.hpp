@@ -41,7 +41,7 @@ class StepBias {
   /// default tolerance, even low ones: a low bias can be that of a key of high score. Such a sum falls for ever, but a
   /// table continues with the bias of its last lag. So it is used only if no age beyond the table occurs. If none
   /// occurs, a tail of fewer than shortest_tail ages for each decay is stored as a part of the table. O(table) and, for
-  /// decays, up to a tenth of a second.
+  /// decays, up to a fifth of a second.
   StepBias(const LagBiasView<T>& bias, Index least_reach, Index beyond, Index most_decays, Index ages = unlimited) {
     const Index table = std::max<Index>(-bias.first, 0);  // b is linear from this age on
     const Index last = std::min(table, ages - 1);

@@ -271,7 +271,9 @@ class BackwardPass {
     const bool plain_sums = m_product.rounding() == Rounding::per_row || checks.queries + checks.keys + checks.lags > 0;
     const double sums =
         error_of_sums<T>(m_dy.cols() + m_factors.dA.cols(), plain_sums ? std::max(n_q(), n_k()) : plain_sum_of_fft);
-    const double other_error = 6 * m_saved.errors.other + 2 * m_saved.errors.condition * sums;
+    // forward may have used another product
+    const double of_terms = sums + m_position.products().deviation(m_product);
+    const double other_error = 6 * m_saved.errors.other + 2 * m_saved.errors.condition * of_terms;
     report.error_bound = std::max(report.error_bound, checks.error_bound + 3 * m_saved.errors.fft + other_error);
   }
 

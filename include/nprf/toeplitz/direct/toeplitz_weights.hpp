@@ -17,14 +17,9 @@ namespace nprf::toeplitz {
 template <Real T>
 LagWeightsView<T> tabulate(LagWeightsView<T> c, const ProductShape& span, Workspace& workspace) {
   const Index size = span.n_q + span.n_k - 1, first = -(span.n_q - 1);
-  const auto copy = [&](const T* values) {
-    T* table = workspace.take<T>(size);
-    LagWeightsView<T> from = c;
-    from.values = values;
-    for (Index k = 0; k < size; ++k) table[k] = from[first + k];
-    return table;
-  };
-  return {first, copy(c.values), size, {}, c.max_deviation, c.tangents ? copy(c.tangents) : nullptr};
+  T* table = workspace.take<T>(size);
+  for (Index k = 0; k < size; ++k) table[k] = c[first + k];
+  return {first, table, size};
 }
 
 /// The weights c of the lags between slots. A tile whose queries are in slots s..s' has the keys in slots

@@ -8,7 +8,6 @@
 #include "nprf/core/lags.hpp"
 #include "nprf/core/pack.hpp"
 #include "nprf/core/types.hpp"
-#include "nprf/core/workspace.hpp"
 #include "nprf/toeplitz/smooth/polynomials.hpp"
 
 /// Blocks of the Toeplitz matrix C of a chunk of queries and a chunk of keys, and whether products of polynomials

@@ -45,7 +45,7 @@ class SmoothEngine {
 
   /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1.
   SmoothEngine(LagWeightsView<T> lags, const ProductShape& span, const Team& team)
-      : m_c(tabulate(lags, span, team.workspace())),
+      : m_c(all_lags(lags, span, team.workspace())),
         m_plan(m_c, span, smooth_cost<T>({m_c, span, span}).terms, team.workspace()) {}
 
   const SmoothPlan<T>& plan() const { return m_plan; }
@@ -114,6 +114,15 @@ class SmoothEngine {
   }
 
  private:
+  // tables of c and of its tangents that have all lags between the slots
+  static LagWeightsView<T> all_lags(LagWeightsView<T> lags, const ProductShape& span, Workspace& workspace) {
+    LagWeightsView<T> c = tabulate(lags, span, workspace);
+    c.max_deviation = lags.max_deviation;
+    lags.values = lags.tangents;
+    if (lags.tangents) c.tangents = tabulate(lags, span, workspace).values;
+    return c;
+  }
+
   LagWeightsView<T> m_c;  // of all lags that the slots can reach
   SmoothPlan<T> m_plan;
 };

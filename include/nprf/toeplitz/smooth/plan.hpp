@@ -2,9 +2,7 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
-#include <limits>
 #include <span>
 
 #include "nprf/core/lags.hpp"
@@ -50,7 +48,7 @@ struct SmoothLevel {
 template <Real T>
 class SmoothPlan {
  public:
-  static constexpr Index most_levels = 40;
+  static constexpr Index most_levels = 40;  // more than there can be slots for
 
   /// For the weights c of queries in slots 0..n_q-1 and keys in slots 0..n_k-1. A weight changes by at most
   /// c.max_deviation, relative to it, and a tangent by at most tangent_factor times as much, relative to its weight. c
@@ -74,7 +72,7 @@ class SmoothPlan {
  private:
   // sets the numbers of chunks and distances
   void set_shape(Index l, const ProductShape& span) {
-    SmoothLevel<T>& level = m_level[l];
+    SmoothLevel<T>& level = m_level[l] = {};
     const Index points = smooth_chunk << l;
     level.sides[0].chunks = (span.n_q + points - 1) / points, level.sides[1].chunks = (span.n_k + points - 1) / points;
     level.first = 1 - level.sides[1].chunks, level.count = level.sides[0].chunks + level.sides[1].chunks - 1;
@@ -89,7 +87,7 @@ class SmoothPlan {
   void couple(Index l, Workspace& workspace);
 
   Index m_terms, m_levels = 1, m_top = -1;
-  SmoothLevel<T> m_level[most_levels];
+  SmoothLevel<T>* m_level;  // (most_levels)
   std::span<const Index> m_tiles;
   double m_error = 0, m_condition = 1;
   bool m_is_one_sided = true;
@@ -97,7 +95,7 @@ class SmoothPlan {
 
 template <Real T>
 SmoothPlan<T>::SmoothPlan(LagWeightsView<T> c, const ProductShape& span, Index terms, Workspace& workspace)
-    : m_terms(terms) {
+    : m_terms(terms), m_level(workspace.take<SmoothLevel<T>>(most_levels)) {
   set_lowest_level(c, span, workspace);
   while (m_levels < most_levels && add_level(span, c.max_deviation, workspace)) ++m_levels;
   for (Index l = 0; l < m_levels; ++l) couple(l, workspace);
