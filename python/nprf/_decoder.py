@@ -77,7 +77,8 @@ class Decoder:
 
     features, position, normalization, near, sinks, engine: those of Attention. heads: the heads of queries; None: those
     of the first call. batch: the number of sequences. rollback: how many of its last tokens a sequence can take back.
-    dtype: float32 or float64, of all arrays.
+    most_tokens: the most tokens that a sequence can have, 0 is any number; with it tables that are nearly a line or a sum
+    of decays, as Kerple's, have a state of fixed size. dtype: float32 or float64, of all arrays.
 
     Arrays are [batch, heads, tokens, d], or for one sequence [heads, tokens, d] or [tokens, d]; with
     layout="tokens_first" [batch, tokens, heads, d] or [tokens, heads, d]. Keys and values may have fewer heads. Options
@@ -104,13 +105,17 @@ class Decoder:
         engine: str = "automatic",
         dtype: Any = np.float32,
         sinks: int = 0,
+        most_tokens: int = 0,
     ) -> None:
         self.attention = Attention(features, position, True, normalization, near, engine, sinks)
         self.heads = None if heads is None else index_of(heads, "heads")
         self.batch, self.rollback_tokens = index_of(batch, "batch"), index_of(rollback, "rollback")
+        self.most_tokens = index_of(most_tokens, "most_tokens")
         self.dtype = np.dtype(dtype)
         native = native_of(self.dtype, "dtype")
-        self._state = native.Decoder.make(self.attention._native(native), self.batch, self.rollback_tokens)
+        self._state = native.Decoder.make(
+            self.attention._native(native), self.batch, self.rollback_tokens, self.most_tokens
+        )
         self._one_call = _OneCall()
 
     @overload
@@ -239,6 +244,7 @@ class Decoder:
             "normalization": attention.normalization,
             "engine": attention.engine,
             "dtype": self.dtype.name,
+            "most_tokens": self.most_tokens,
         }
 
     def __reduce__(self) -> Any:

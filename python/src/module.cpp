@@ -595,8 +595,10 @@ Report append(Decoder<T>& decoder, const InputArray& q, const InputArray& k, con
 template <Real T>
 void bind_decoder(nb::module_& m, const char* name) {
   nb::class_<Decoder<T>>(m, name)
-      .def_static("make", [](const AnyAttention<T>& attention, Index batch,
-                             Index rollback) { return attention.decoder({.batch = batch, .rollback = rollback}); })
+      .def_static("make",
+                  [](const AnyAttention<T>& attention, Index batch, Index rollback, Index most_tokens) {
+                    return attention.decoder({.batch = batch, .rollback = rollback, .most_tokens = most_tokens});
+                  })
       .def("append", &append<T>)
       .def("rollback", &Decoder<T>::rollback)
       .def("reorder", [](Decoder<T>& self, const std::vector<Index>& from) { self.reorder(from); })

@@ -171,6 +171,24 @@ def test_rollback_reorder_fork_and_reset(rng):
     assert decoder.tokens == [0, 0, 0]
 
 
+def test_smooth_tables_have_a_state_of_fixed_size(rng):
+    x = [each[:1] for each in tokens(rng, dtype=np.float32)]
+    x = [np.concatenate([each] * 20, axis=2) for each in x]
+    n = x[0].shape[2]
+    position = nprf.Kerple([0.5, 0.1], n)
+    decoder = nprf.Decoder(nprf.orf(D, 16), position, most_tokens=n)
+    decoder.prefill(*part(x, 0, n - 100))
+    size = decoder.nbytes
+    y, report = decoder.step(*part(x, n - 100, n), report=True)
+    assert decoder.nbytes == size
+    exact, of_exact = nprf.attention(
+        *x, features=nprf.orf(D, 16), position=position, causal=True, engine="direct", report=True
+    )
+    assert_within_bounds(y, exact[:, :, -100:], x[2], report, of_exact)
+    with pytest.raises(ValueError, match="most_tokens"):
+        decoder.step(*part(x, 0, 1))
+
+
 def test_saved_states(rng):
     x = tokens(rng, dtype=np.float32)
     arguments = {"batch": B, "rollback": 3, "near": 2, "normalization": nprf.Normalization.none()}
@@ -216,6 +234,7 @@ def test_the_state_does_not_grow(rng):
         (lambda: nprf.Decoder(nprf.orf(3, 3), batch=0), ValueError, "batch"),
         (lambda: nprf.Decoder(nprf.orf(3, 3), rollback=-1), ValueError, "rollback"),
         (lambda: nprf.Decoder(nprf.orf(3, 3), near=-1), ValueError, "near"),
+        (lambda: nprf.Decoder(nprf.orf(3, 3), most_tokens=-1), ValueError, "most_tokens"),
         (lambda: nprf.Decoder(nprf.orf(3, 3), nprf.Grid(2, 2, np.zeros((3, 3)))), ValueError, "grid"),
         (lambda: nprf.Decoder(nprf.orf(3, 3), dtype=np.int32), TypeError, "float32 or float64"),
         (lambda: nprf.Decoder(3), TypeError, "features"),
