@@ -118,14 +118,18 @@ void set_rows(const ChunkRows<T>& of, Index I, const ChunkValues<T>& U, const T*
               Workspace& scratch) {
   const Workspace::Scope scope(scratch);
   const T* X = of.expand(I, scratch);
-  const Index R = of.cols(), width = U.packed(), columns = U.in_packs();
-  for (Index i = 0; i < y.rows(); i += Block<T>::rows)
+  const Index R = of.cols(), rows = y.rows(), width = U.packed(), columns = U.in_packs();
+  T* out = y.data();
+  Index stride = y.outerStride();
+  if (columns < width) out = scratch.take<T>(rows * width), stride = width;
+  for (Index i = 0; i < rows; i += Block<T>::rows)
     multiply_block(R, width / Pack<T>::size, LeftFactor<T, Index, Step<1>>{X + i * R, R, {}},
-                   RightFactor<T>::in_place(L, width), [&](Index k, Index j, const Pack<T>& z) {
-                     if (i + k < y.rows()) z.store(&y(i + k, j), columns - j);
+                   RightFactor<T>::in_place(L, width), [=](Index k, Index j, const Pack<T>& z) {
+                     if (i + k < rows) z.store(out + (i + k) * stride + j);
                    });
+  for (Index i = 0; columns < width && i < rows; ++i) std::copy_n(out + i * stride, columns, &y(i, 0));
   for (Index c = 0; c < U.apart(); ++c)
-    for (Index i = 0; i < y.rows(); ++i) {
+    for (Index i = 0; i < rows; ++i) {
       const T sum = dot_by_packs(X + i * R, L + R * (width + c), R);
       (columns + c < y.cols() ? y(i, columns + c) : sums[i]) = sum;
     }
