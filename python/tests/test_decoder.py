@@ -185,8 +185,9 @@ def test_smooth_tables_have_a_state_of_fixed_size(rng):
         *x, features=nprf.orf(D, 16), position=position, causal=True, engine="direct", report=True
     )
     assert_within_bounds(y, exact[:, :, -100:], x[2], report, of_exact)
-    with pytest.raises(ValueError, match="most_tokens"):
-        decoder.step(*part(x, 0, 1))
+    for each in (decoder, pickle.loads(pickle.dumps(decoder))):
+        with pytest.raises(ValueError, match="most_tokens"):
+            each.step(*part(x, 0, 1))
 
 
 def test_saved_states(rng):
