@@ -31,12 +31,15 @@ CONTENDERS = {
     "nprf, any bias, block_causal": ("block_causal", "dense", True),
     "nprf, T5, banded": ("banded", "t5", False),
     "nprf, ALiBi, recurrence": ("recurrence", "alibi", False),
+    "nprf, smooth bias, smooth": ("smooth", "kerple", False),
+    "nprf, smooth bias, causal, smooth": ("smooth", "kerple", True),
     "nprf, picture, grid": ("grid", "grid", False),
     "torch softmax, bias as mask": ("mask", "dense", False),
     "torch softmax, no bias": ("plain", None, False),
     "torch, the paper's formula by torch.fft": ("fft", "dense", False),
 }
 SOFTMAX, OURS = "torch softmax, bias as mask", "nprf, any bias, automatic"
+SMOOTH = ("nprf, smooth bias, smooth", "nprf, smooth bias, causal, smooth")
 
 
 def plan(options):
@@ -51,6 +54,8 @@ def bias_of(kind, n, generator):
         return torch.randn(32, generator=generator), "t5"
     if kind == "alibi":
         return torch.tensor(1 / 16), "alibi"
+    if kind == "kerple":  # with r1 = r2 = 1
+        return -torch.arange(1 - n, n).abs().log1p(), "smooth_table"
     height, width = SIDES[n]
     return torch.randn(2 * height - 1, 2 * width - 1, generator=generator), ("grid", height, width)
 
@@ -178,6 +183,10 @@ EXPERIMENT = Experiment(
         Expectation("softmax has slope 2 (above 1.7)", lambda results: slope(means(results, SOFTMAX)) > 1.7),
         Expectation("nprf has slope 1 (below 1.3)", lambda results: slope(means(results, OURS)) < 1.3),
         Expectation(
+            "with smooth biases nprf has slope 1 (below 1.2; not in the paper)",
+            lambda results: all(slope(means(results, name)) < 1.2 for name in SMOOTH),
+        ),
+        Expectation(
             "nprf is faster than softmax at the longest length of both",
             lambda results: (
                 dict(each[:2] for each in means(results, OURS))[means(results, SOFTMAX)[-1][0]]
@@ -186,7 +195,8 @@ EXPERIMENT = Experiment(
         ),
     ),
     notes="One head, d = 64, 32 orthogonal features, forward only, one thread, float32; ± over three rounds. The mask of "
-    "softmax and the features' random vectors are made before the measurement. Empty: more than 30 s, "
-    "by a quadratic forecast, or 8 GiB. On the CPU also with `--paper-size`; `bench/README.md` has the benchmark for GPUs.",
+    "softmax and the features' random vectors are made before the measurement. The smooth bias is -log(1 + |lag|), one of "
+    "KERPLE's. Empty: more than 30 s, by a quadratic forecast, or 8 GiB. On the CPU also with `--paper-size`; "
+    "`bench/README.md` has the benchmark for GPUs.",
     alone=True,
 )
