@@ -6,6 +6,7 @@ They differ from each other only in what is around the blocks, and their variant
 
 import dataclasses
 import math
+from typing import Union
 
 import nprf
 import nprf.torch
@@ -16,6 +17,7 @@ from torch import nn
 from .rivals import GatedRandomFeatures, Linformer, Nystromformer, PlainFeatures
 
 BUCKETS, MAX_DISTANCE = 32, 128  # of T5's biases
+KNOTS = 16  # of a spline, from lag 0 to T5's largest distance
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,13 +26,14 @@ class Mechanism:
 
     kernel: softmax, a name in FEATURES, or one of RIVALS. radius: the norm of queries and keys;
     0 does not normalise them, and divides q.k by sqrt(d). rpe: a learned relative position bias, which takes the place of
-    absolute positions in texts. features: the number m of random vectors (for Linformer and Nystromformer, the rank).
-    near: pairs less than `near` tokens apart have exact weights.
+    absolute positions in texts; "spline": a spline of the distance in place of the layer's position. features: the number
+    m of random vectors (for Linformer and Nystromformer, the rank). near: pairs less than `near` tokens apart have exact
+    weights.
     """
 
     kernel: str = "softmax"
     radius: float = 0.0
-    rpe: bool = False
+    rpe: Union[bool, str] = False
     features: int = 64
     near: int = 0
 
@@ -63,6 +66,7 @@ MECHANISMS = {
     "PRF + RPE": Mechanism("orf", rpe=True),
     "NPRF": Mechanism("orf", radius=1.0),
     "NPRF + RPE": Mechanism("orf", radius=1.0, rpe=True),
+    "NPRF + spline": Mechanism("orf", radius=1.0, rpe="spline"),
     "Taylor + near field + RPE": Mechanism("taylor", radius=1.0, rpe=True, near=32),
     "Linformer": Mechanism("linformer"),
     "Nystromformer": Mechanism("nystromformer"),
@@ -82,13 +86,17 @@ def t5_buckets(lags, causal):
 
 
 class Bias(nn.Module):
-    """A learned bias for each head and position: "t5", ("table", reach) for each lag, or ("grid", H, W), of pictures with a
-    token CLS in front."""
+    """A learned bias for each head and position: "t5", ("table", reach) for each lag, ("spline", reach), or ("grid", H, W),
+    of pictures with a token CLS in front."""
 
     def __init__(self, heads, position, causal):
         super().__init__()
         self.kind, *self.sizes = (position,) if isinstance(position, str) else position
-        self.causal, self.extra = causal, None
+        self.causal, self.extra, self.spline, self.of_sizes = causal, None, None, {}
+        if self.kind == "spline":
+            self.knots = nprf.log_spaced_knots(KNOTS, MAX_DISTANCE)
+            self.spline = nprf.torch.SplineBias(heads, self.knots, self.sizes[0], two_sides=not causal)
+            return
         shape = (BUCKETS,)
         if self.kind == "table":
             shape = (2 * self.sizes[0] + 1,)
@@ -96,15 +104,21 @@ class Bias(nn.Module):
             shape = tuple(2 * each - 1 for each in self.sizes)
             self.extra = nn.Parameter(torch.zeros(heads, 1, 3))  # CLS to cells, cells to CLS, CLS to itself
         self.weight = nn.Parameter(torch.zeros(heads, *shape))
-        self.of_sizes = {}
+
+    def numbers(self):
+        """The argument `bias` of nprf.torch.attention."""
+        return self.weight if self.spline is None else self.spline()
 
     @property
     def of_nprf(self):
         """The argument `position` of nprf.torch.attention."""
-        return {"t5": ("t5", MAX_DISTANCE), "table": "table", "grid": ("grid", *self.sizes)}[self.kind]
+        kinds = {"t5": ("t5", MAX_DISTANCE), "table": "table", "spline": "smooth_table", "grid": ("grid", *self.sizes)}
+        return kinds[self.kind]
 
     def position(self):
         """The same as a position of nprf, for its decoder and its calibration."""
+        if self.spline is not None:
+            return nprf.Spline(self.spline.values.detach().cpu().numpy(), self.knots, self.sizes[0])
         weight = self.weight.detach().cpu().numpy()
         return nprf.T5(weight, MAX_DISTANCE) if self.kind == "t5" else nprf.RelativePosition(weight)
 
@@ -128,10 +142,10 @@ class Bias(nn.Module):
 
     def matrix(self, n_q, n_k):
         """The bias of every pair [heads, n_q, n_k], which softmax attention needs."""
-        key = (n_q, n_k, self.weight.device)
+        table = self.numbers().flatten(1)
+        key = (n_q, n_k, table.device)
         if key not in self.of_sizes:
-            self.of_sizes[key] = self._index(n_q, n_k).to(self.weight.device)
-        table = self.weight.flatten(1)
+            self.of_sizes[key] = self._index(n_q, n_k).to(table.device)
         if self.extra is not None:
             table = torch.cat([table, self.extra.flatten(1)], dim=1)
         return table[:, self.of_sizes[key]]
@@ -147,6 +161,8 @@ class Attention(nn.Module):
         for each in (self.q, self.k, self.v, self.out):
             nn.init.xavier_uniform_(each.weight)
             nn.init.zeros_(each.bias)
+        if mechanism.rpe == "spline":
+            position = ("spline", tokens)
         self.bias = Bias(heads, position, causal) if mechanism.rpe else None
         self.features = self.rival = None
         kernel, m = mechanism.kernel, mechanism.features
@@ -188,7 +204,7 @@ class Attention(nn.Module):
     def _kernelized(self, q, k, v, padding):
         parameters = {}
         if self.bias is not None:
-            parameters = {"bias": self.bias.weight, "position": self.bias.of_nprf, "extra": self.bias.extra}
+            parameters = {"bias": self.bias.numbers(), "position": self.bias.of_nprf, "extra": self.bias.extra}
         y = nprf.torch.attention(
             q, k, v, features=self.features, causal=self.causal, near=self.mechanism.near,
             normalization=self.normalization, key_padding_mask=padding, layout="tokens_first",

@@ -6,7 +6,7 @@ from . import Experiment, mechanism_settings, texts
 
 VARIANTS = (
     "softmax", "softmax + RPE", "normalised softmax + RPE", "elu", "TRF", "TRF gate (RFA)", "PRF", "NPRF", "NPRF + RPE",
-    "Taylor + near field + RPE",
+    "NPRF + spline", "Taylor + near field + RPE",
 )  # fmt: skip
 MORE_VARIANTS = ("normalised softmax", "TRF, 256 features")  # they show why TRF is last, and not elu
 
@@ -45,6 +45,10 @@ EXPERIMENT = Experiment(
         Expectation(
             "NPRF + RPE is near or below softmax + RPE (0.05 nats; not in the paper)",
             at_most("loss", "NPRF + RPE", "softmax + RPE", 0.05),
+        ),
+        Expectation(
+            "NPRF + spline is near or below NPRF + RPE (0.02 nats; not in the paper)",
+            at_most("loss", "NPRF + spline", "NPRF + RPE", 0.02),
         ),
         Expectation("elu is last", elu_is_last),
         Expectation(

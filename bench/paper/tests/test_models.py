@@ -65,11 +65,16 @@ def test_loss_of_translations_falls_on_a_toy(encoder, decoder):
 
 @pytest.mark.parametrize("radius", [0.0, 1.0])
 @pytest.mark.parametrize(
-    "position, causal", [("t5", True), ("t5", False), (("table", 5), True), (("table", 50), False)]
-)
+    "position, causal",
+    [("t5", True), ("t5", False), (("table", 5), True), (("table", 50), False), (("spline", 40), True),
+     (("spline", 40), False)],
+)  # fmt: skip
 def test_softmax_with_a_bias_is_the_reference_of_nprf(radius, position, causal):
-    layer = Attention(24, 3, Mechanism(radius=radius, rpe=True), 40, causal=causal, position=position).double()
-    torch.nn.init.normal_(layer.bias.weight)
+    torch.set_default_dtype(torch.float64)  # of a spline's basis, too
+    layer = Attention(24, 3, Mechanism(radius=radius, rpe=True), 40, causal=causal, position=position)
+    torch.set_default_dtype(torch.float32)
+    for each in layer.bias.parameters():
+        torch.nn.init.normal_(each)
     x = torch.randn(2, 40, 24, dtype=torch.float64)
     q, k, v = (each.transpose(1, 2).detach().numpy() for each in layer.project(x, x))
     expected = nprf.reference.softmax_attention(
@@ -94,7 +99,10 @@ def test_softmax_with_a_grid_and_cls_is_the_reference_of_nprf():
         np.testing.assert_allclose(layer(x), expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("position, causal", [("t5", True), ("t5", False), (("table", 5), True)])
+@pytest.mark.parametrize(
+    "position, causal",
+    [("t5", True), ("t5", False), (("table", 5), True), (("spline", 10), True), (("spline", 10), False)],
+)
 def test_exact_weights_make_the_kernelized_layer_softmax(position, causal):
     """With a near field of all tokens every weight of nprf's layer is that of softmax."""
     softmax = Attention(16, 2, Mechanism(radius=1.0, rpe=True), 10, causal=causal, position=position)
@@ -133,7 +141,7 @@ def test_a_later_token_changes_no_earlier_row():
         assert not torch.allclose(a[:, -1], b[:, -1])
 
 
-@pytest.mark.parametrize("name", ["NPRF", "NPRF + RPE", "Taylor + near field + RPE"])
+@pytest.mark.parametrize("name", ["NPRF", "NPRF + RPE", "NPRF + spline", "Taylor + near field + RPE"])
 def test_generated_tokens_are_those_of_the_whole_sequence(name):
     model = LanguageModel(6, 12, 16, 2, 2, MECHANISMS[name], position=("table", 4)).eval()
     found = model.generate(12, 3, 5, torch.Generator().manual_seed(7))
@@ -169,11 +177,12 @@ def test_image_model_learns_which_half_is_bright():
     assert made.losses[-1][1] < 0.3
 
 
-def test_biases_have_ten_times_the_learning_rate():
-    model = LanguageModel(11, 16, 16, 2, 2, MECHANISMS["NPRF + RPE"])
+@pytest.mark.parametrize("name", ["NPRF + RPE", "NPRF + spline"])
+def test_biases_have_ten_times_the_learning_rate(name):
+    model = LanguageModel(11, 16, 16, 2, 2, MECHANISMS[name])
     plain, biases = training.optimizer_of(model, 1e-3).param_groups
     assert biases["scale"] == 10 * plain["scale"]
-    assert len(biases["params"]) == 2  # one table for each layer
+    assert len(biases["params"]) == 2  # one table or spline for each layer
     assert len(plain["params"]) + 2 == len(list(model.parameters()))
 
 
