@@ -28,6 +28,8 @@ def section(experiment, results):
     used = sorted({result["data"] for _, _, result in results.entries if "data" in result})
     minutes = f"{results.seconds() / 60:.1f} minutes, summed over runs"
     machines = sorted(set(results.values("machine")))
+    if len(machines) > 1:
+        machines.insert(0, "rows of several machines, whose times are not comparable")
     about = [f"`python -m paper {experiment.name}`: {len(results.entries)} runs, {over}", minutes, *used, *machines]
     parts = [f"## {experiment.title}", experiment.claim, markdown(*experiment.table(results)), expected]
     if experiment.notes:

@@ -36,6 +36,17 @@ def test_two_steps(name, cache):
     assert path.read_text() == with_results  # parts without results stay as they are
 
 
+def test_a_part_with_rows_of_several_machines_says_so(cache):
+    experiment = command.experiment_of("theory")
+    planned = command.runs_of(experiment, OPTIONS, seeds=1)
+    for run in planned:
+        runs.perform(run, lambda done, of: None)
+    results, _ = command.results_of(planned)
+    assert "several machines" not in page.section(experiment, results)
+    results.entries[0][2]["machine"] = "another"
+    assert "several machines" in page.section(experiment, results)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_other_sizes_have_plans(name):
     experiment = command.experiment_of(name)
