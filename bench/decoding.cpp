@@ -32,35 +32,28 @@ struct Kind {
   PositionKind position;
   Map map;
   Index near = 0;
-  const char* remark = "";  // of other windows than those by default
-  WindowOptions windows = {};
 
   std::string name() const {
     return std::string(bench::name(position)) + (map == Map::orf ? ", orf" : ", Taylor") +
-           (near > 0 ? ", near " + std::to_string(near) : "") + remark;
+           (near > 0 ? ", near " + std::to_string(near) : "");
   }
-  bool is_default() const { return *remark == '\0'; }
   Index features() const { return map == Map::orf ? m : head_dim + 1; }
 };
 
-constexpr std::array kinds{Kind{PositionKind::t5, Map::orf},
-                           Kind{PositionKind::alibi, Map::orf},
-                           Kind{PositionKind::dense, Map::orf},
-                           Kind{PositionKind::t5, Map::taylor},
-                           Kind{PositionKind::alibi, Map::taylor},
-                           Kind{PositionKind::dense, Map::taylor},
-                           Kind{PositionKind::t5, Map::taylor, 32},
-                           Kind{PositionKind::dense, Map::orf, 0, ", no windows", {.size = 0}},
-                           Kind{PositionKind::dense, Map::orf, 0, ", windows of 4 times the memory", {.memory = 4}}};
+constexpr std::array kinds{Kind{PositionKind::t5, Map::orf},        Kind{PositionKind::alibi, Map::orf},
+                           Kind{PositionKind::dense, Map::orf},     Kind{PositionKind::t5, Map::taylor},
+                           Kind{PositionKind::alibi, Map::taylor},  Kind{PositionKind::dense, Map::taylor},
+                           Kind{PositionKind::t5, Map::taylor, 32}, Kind{PositionKind::smooth, Map::orf},
+                           Kind{PositionKind::spline, Map::orf}};
 
 template <class F>
-Decoder<float> decoder_of(F features, const Kind& kind, const BiasPosition& position, Index batch) {
+Decoder<float> decoder_of(F features, const Kind& kind, const BiasPosition& position, Index most_tokens, Index batch) {
   return Decoder(MultiHeadAttention(std::move(features), position, {.direction = Direction::causal, .near = kind.near}),
-                 {.batch = batch, .windows = kind.windows});
+                 {.batch = batch, .most_tokens = most_tokens});
 }
-Decoder<float> decoder_of(const Kind& kind, const BiasPosition& position, Index batch = 1) {
-  if (kind.map == Map::orf) return decoder_of(orf<float>(head_dim, m), kind, position, batch);
-  return decoder_of(TaylorFeatures<float>({.input_dim = head_dim}), kind, position, batch);
+Decoder<float> decoder_of(const Kind& kind, const BiasPosition& position, Index most_tokens, Index batch = 1) {
+  if (kind.map == Map::orf) return decoder_of(orf<float>(head_dim, m), kind, position, most_tokens, batch);
+  return decoder_of(TaylorFeatures<float>({.input_dim = head_dim}), kind, position, most_tokens, batch);
 }
 
 /// Both contenders, after the same tokens of one head.
@@ -69,7 +62,7 @@ class Contenders {
   Contenders(const Kind& kind, Index most_tokens)
       : m_tokens(problem(most_tokens)),
         m_position(make_position(kind.position, Direction::causal, most_tokens)),
-        m_decoder(decoder_of(kind, m_position)),
+        m_decoder(decoder_of(kind, m_position, most_tokens)),
         m_cache(m_position, Normalization::unit(1), head_dim, head_dim) {}
 
   std::size_t bytes() const { return m_decoder.bytes(); }
@@ -185,7 +178,6 @@ std::vector<Row> targets_of(const Curves& curves) {
   for (const Point& point : curves.at(kinds[0].name()))
     if (point.t == 8192) rows.push_back(row_of(kinds[0], point, 1.0 / 15));
   for (const Kind& kind : kinds) {
-    if (!kind.is_default()) continue;
     const std::vector<Point>& points = curves.at(kind.name());
     const auto by_ratio = [](const Point& a, const Point& b) { return a.ratio < b.ratio; };
     rows.push_back(row_of(kind, *std::max_element(points.begin(), points.end(), by_ratio), 1.2));
@@ -235,7 +227,7 @@ struct BareProducts {
 Row step_beside_its_products(Index batch, std::optional<double> at_most) {
   constexpr Index heads = 8, n = 1024;
   const BiasPosition position = make_position(PositionKind::t5, Direction::causal, n);
-  Decoder<float> decoder = decoder_of(kinds[0], position, batch);
+  Decoder<float> decoder = decoder_of(kinds[0], position, 0, batch);
   const Matrix<float> x = draw(batch * heads * n, head_dim, 25);
   Matrix<float> y(batch * heads * n, head_dim);
   const HeadsView<const float> prompt{x.data(), batch, heads, n, head_dim}, token{x.data(), batch, heads, 1, head_dim};

@@ -62,17 +62,14 @@ nlohmann::json measure_all() {
   std::printf("| position | forward, ms | engine | both passes, ms | of backward | a token, us | state, KiB |\n");
   std::printf("|---|---|---|---|---|---|---|\n");
   const Vector<float> buckets = draw(32, 1, 5);
-  const std::vector<Index> knots = log_spaced_knots(16, n - 1);
-  std::vector<double> falling;  // at the knots, about as fast as a power of the distance
-  for (Index k = 0; k < 16; ++k)
-    falling.push_back(-0.15 * static_cast<double>(k) + 0.1 * static_cast<double>(buckets[k]));
   nlohmann::json all = nlohmann::json::array();
   all.push_back(measure("ALiBi", AlibiPosition<float>(1.0f / 16)));
   all.push_back(measure("T5", t5_position<float>(buckets, Direction::causal)));
   all.push_back(measure("KERPLE, log", KerpleLogPosition<float>({1, 1}, n)));
   all.push_back(measure("KERPLE, power", KerplePowerPosition<float>({0.5, 0.3}, n)));
-  all.push_back(measure("spline, 16 knots", SplinePosition<float>(Spline(falling, knots), n)));
-  all.push_back(measure("the same, zeros", SplinePosition<float>(Spline(std::vector<double>(16, 0.0), knots), n)));
+  all.push_back(measure("spline, 16 knots", SplinePosition<float>(falling_spline(n), n)));
+  all.push_back(measure("the same, zeros",
+                        SplinePosition<float>(Spline(std::vector<double>(16, 0.0), log_spaced_knots(16, n - 1)), n)));
   all.push_back(measure("T5 to 2048", t5_position<float>(buckets, Direction::causal, 2048)));
   all.push_back(measure("a table", p.position));
   return {{"positions", all}};

@@ -118,12 +118,14 @@ void check_decoder(const std::string& what, const P& position, Index near) {
   });
 }
 
-// steps, among them the first of a window, of a state whose memory has room for their tokens
-void check_windows(const std::string& what) {
-  constexpr Index prompt = 330, steps = 18;
-  const MultiHeadAttention attention(orf<float>(d, 24, 1), RelativePosition<float>(Vector<float>::Random(2 * 600 + 1)),
+// steps, among them the first of a chunk, of a state whose memory has room for their tokens
+void check_chunks(const std::string& what) {
+  constexpr Index prompt = 1030, steps = 66, most = 2000;
+  Vector<float> table(2 * most - 1);
+  for (Index l = 0; l < table.size(); ++l) table[l] = std::cos(0.01f * static_cast<float>(l - most + 1));
+  const MultiHeadAttention attention(orf<float>(d, 24, 1), RelativePosition<float>(table),
                                      {.direction = Direction::causal});
-  Decoder decoder(attention, {.batch = batch, .windows = {.size = 16}});
+  Decoder decoder(attention, {.batch = batch, .most_tokens = most});
   Array q(prompt, d), k(prompt, d), v(prompt, d_v), y(prompt, d_v), q1(1, d), k1(1, d), v1(1, d_v), y1(1, d_v);
   const auto step = [&] {
     for (Index i = 0; i < steps; ++i) decoder.step(q1.view, k1.view, v1.view, y1.view);
@@ -207,7 +209,7 @@ int main() {
       check_decoder(what + "T5", t5_position<float>(Vector<float>::Random(16), Direction::causal, 40), near);
       cases += 4;
     }
-    check_windows(what + "windows");
+    check_chunks(what + "chunks");
     ++cases;
   }
   std::printf("%d cases, %d of them allocate\n", cases, failures);

@@ -25,36 +25,42 @@ std::vector<Held> positions() { return kinds_of_positions<T>(16, 40, 20, n + 20)
 
 // the rows from `from` on, of one sequence
 Matrix<T> rows_from(const TokenBatch<T>& x, Index from) {
-  Matrix<T> rows(x.y.view.heads * (n - from), d_v);
-  for (Index h = 0; h < x.y.view.heads; ++h)
-    rows.middleRows(h * (n - from), n - from) = x.y.view(0, h).bottomRows(n - from);
+  const Index rest = x.y.view.tokens - from;
+  Matrix<T> rows(x.y.view.heads * rest, d_v);
+  for (Index h = 0; h < x.y.view.heads; ++h) rows.middleRows(h * rest, rest) = x.y.view(0, h).bottomRows(rest);
   return rows;
 }
 
+// of `tokens` tokens
 template <class F>
-void check_splits(const F& map, AttentionOptions options, WindowOptions windows = {}) {
+void check_splits(const MultiHeadAttention<F, Held>& attention, Index tokens, Index most_tokens,
+                  const std::vector<Index>& prompts) {
+  const DecoderOptions options{.rollback = 5, .most_tokens = most_tokens};
+  TokenBatch<T> x(1, 4, 2, tokens, d, d_v);
+  Decoder by_one(attention, options);
+  for (Index i = 0; i < tokens; ++i) x.step(by_one, i, 1);
+  for (const Index prompt : prompts)
+    for (const Index count : {1, 3, 20}) {
+      TokenBatch<T> y(1, 4, 2, tokens, d, d_v);
+      Decoder decoder(attention, options);
+      y.prefill(decoder, 0, prompt);
+      for (Index first = prompt; first < tokens; first += count)
+        y.step(decoder, first, std::min(count, tokens - first));
+      INFO("prompt " << prompt << " steps of " << count);
+      CHECK(same_bits(rows_from(x, prompt), rows_from(y, prompt)));
+      // a prompt in pieces, all but the first of which are steps
+      TokenBatch<T> z(1, 4, 2, tokens, d, d_v);
+      decoder.reset();
+      z.prefill(decoder, 0, prompt);
+      z.prefill(decoder, prompt, tokens - prompt);
+      CHECK(same_bits(rows_from(x, prompt), rows_from(z, prompt)));
+    }
+}
+template <class F>
+void check_splits(const F& map, AttentionOptions options) {
   options.direction = Direction::causal;
-  for (const Held& position : positions()) {
-    const MultiHeadAttention attention(map, position, options);
-    TokenBatch<T> x(1, 4, 2, n, d, d_v);
-    Decoder by_one(attention, {.rollback = 5, .windows = windows});
-    for (Index i = 0; i < n; ++i) x.step(by_one, i, 1);
-    for (const Index prompt : {1, 17, 64, 100})
-      for (const Index count : {1, 3, 20}) {
-        TokenBatch<T> y(1, 4, 2, n, d, d_v);
-        Decoder decoder(attention, {.rollback = 5, .windows = windows});
-        y.prefill(decoder, 0, prompt);
-        for (Index first = prompt; first < n; first += count) y.step(decoder, first, std::min(count, n - first));
-        INFO("prompt " << prompt << " steps of " << count);
-        CHECK(same_bits(rows_from(x, prompt), rows_from(y, prompt)));
-        // a prompt in pieces, all but the first of which are steps
-        TokenBatch<T> z(1, 4, 2, n, d, d_v);
-        decoder.reset();
-        z.prefill(decoder, 0, prompt);
-        z.prefill(decoder, prompt, n - prompt);
-        CHECK(same_bits(rows_from(x, prompt), rows_from(z, prompt)));
-      }
-  }
+  for (const Held& position : positions())
+    check_splits(MultiHeadAttention(map, position, options), n, 0, {1, 17, 64, 100});
 }
 
 }  // namespace
@@ -62,9 +68,19 @@ void check_splits(const F& map, AttentionOptions options, WindowOptions windows 
 TEST_CASE("bits: any division of the tokens", "[decoder]") {
   check_splits(orf<T>(d, 12, 3), {});
   check_splits(Centred(TaylorFeatures<T>({.input_dim = d, .directions = 3}), centring<T>(d)), {.near = 9});
-  check_splits(orf<T>(d, 12, 3), {}, {.size = 16});
-  check_splits(Centred(TaylorFeatures<T>({.input_dim = d, .directions = 3}), centring<T>(d)), {.near = 9},
-               {.size = 16});
+}
+
+TEST_CASE("bits: any division of the tokens, of which older ones are summed by chunks", "[decoder]") {
+  constexpr Index tokens = 420;
+  const Held position{RelativePosition<T>(waving_table<T>(tokens)).bias()};
+  const auto map = orf<T>(d, 6, 3);
+  for (const Index near : {0, 70}) {
+    const MultiHeadAttention attention(map, position, {.direction = Direction::causal, .near = near});
+    StepModel<T> model(FeatureMapView<T>(map), PositionView<T>(position), attention.options(), 5, tokens);
+    model.set_chunks(d_v);
+    REQUIRE(model.chunks.levels() >= 2);
+    check_splits(attention, tokens, tokens, {1, 127, 130, 300});
+  }
 }
 
 TEST_CASE("bits: any batch and number of threads", "[decoder][threads]") {

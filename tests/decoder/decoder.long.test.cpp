@@ -58,12 +58,12 @@ namespace {
 
 // the last rows of many steps with tokens that repeat with a period
 template <class F, class P>
-void check_last_rows(const F& features, const P& position, Index near, const WindowOptions& windows, Index n) {
+void check_last_rows(const F& features, const P& position, Index near, Index n) {
   constexpr Index d = 4, d_v = 4, period = 100;
   const AttentionOptions options{.direction = Direction::causal, .near = near};
   const Attention one(features, position, options);
   TokenBatch<float> x(1, 1, 1, period, d, d_v);
-  Decoder decoder(MultiHeadAttention(features, position, options), {.windows = windows});
+  Decoder decoder(MultiHeadAttention(features, position, options), {.most_tokens = n});
   Report report;
   for (Index i = 0; i < n; i += period) {
     x.step(decoder, 0, period, {.report = &report});
@@ -78,12 +78,11 @@ void check_last_rows(const F& features, const P& position, Index near, const Win
 
 }  // namespace
 
-TEST_CASE("many steps with a ring of keys, and with windows", "[long]") {
+TEST_CASE("many steps with a ring of keys, and with sums of chunks", "[long]") {
   constexpr Index n = 20000;
   check_last_rows(TaylorFeatures<float>({.input_dim = 4, .directions = 2}),
-                  t5_position<float>(normal<float>(1, 16, 2).row(0), Direction::causal, 40), 32, {}, n);
-  const Vector<float> table = 0.3f * random_table<float>(n, 3);
-  check_last_rows(orf<float>(4, 8, 1), RelativePosition<float>(table), 0, {.size = 128}, n);
+                  t5_position<float>(normal<float>(1, 16, 2).row(0), Direction::causal, 40), 32, n);
+  check_last_rows(orf<float>(4, 8, 1), RelativePosition<float>(waving_table<float>(n)), 0, n);
 }
 
 // rounding errors of equal terms do not average out
@@ -97,7 +96,7 @@ TEST_CASE("steps over many equal tokens are within their bound, of far pairs, ne
     const AttentionOptions options{.direction = Direction::causal, .near = near, .sinks = sinks};
     TokenBatch<T> x(1, 1, 1, 1, d, d_v);
     const Matrix<T> v = x.v(0, 0);
-    Decoder decoder(MultiHeadAttention(orf<T>(d, 8, 1), position, options), {.windows = {.size = 0}});
+    Decoder decoder(MultiHeadAttention(orf<T>(d, 8, 1), position, options));
     Report report;
     double worst = 0;
     for (Index i = 0; i < n; ++i) {

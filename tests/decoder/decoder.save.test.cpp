@@ -47,10 +47,11 @@ void load(Decoder<T>& decoder, const std::string& file) {
 }  // namespace
 
 TEST_CASE("save: a loaded decoder continues with the same bits", "[decoder]") {
-  const auto check = [](const auto& attention) {
-    for (const Index prompt : {0, 5, 40}) {
-      TokenBatch<T> x(2, heads, 1, n, d, d_v), y(2, heads, 1, n, d, d_v);
-      Decoder decoder(attention, {.batch = 2, .rollback = 2}), other(attention, {.batch = 2, .rollback = 2});
+  const auto check = [](const auto& attention, Index most = n, const std::vector<Index>& prompts = {0, 5, 40}) {
+    const DecoderOptions options{.batch = 2, .rollback = 2, .most_tokens = 2 * most};
+    for (const Index prompt : prompts) {
+      TokenBatch<T> x(2, heads, 1, most, d, d_v), y(2, heads, 1, most, d, d_v);
+      Decoder decoder(attention, options), other(attention, options);
       const std::vector<Index> lengths{prompt, prompt / 2};
       x.prefill(decoder, 0, prompt, {.lengths = lengths});
       decoder.reorder(std::vector<Index>{1, 0});
@@ -59,16 +60,18 @@ TEST_CASE("save: a loaded decoder continues with the same bits", "[decoder]") {
       CHECK(other.tokens(0) == prompt / 2);
       CHECK(other.tokens(1) == prompt);
       CHECK(saved(other) == saved(decoder));
-      if (prompt == 40) other.rollback(0, 2), decoder.rollback(0, 2);
-      for (Index i = 40; i < n; ++i) x.step(decoder, i, 1), y.step(other, i, 1);
+      if (prompt >= 40) other.rollback(0, 2), decoder.rollback(0, 2);
+      const Index rest = most - std::max<Index>(prompt, 40);
+      for (Index i = most - rest; i < most; ++i) x.step(decoder, i, 1), y.step(other, i, 1);
       for (Index b = 0; b < 2; ++b)
         for (Index h = 0; h < heads; ++h)
-          CHECK(same_bits(Matrix<T>(x.y(b, h).bottomRows(n - 40)), Matrix<T>(y.y(b, h).bottomRows(n - 40))));
+          CHECK(same_bits(Matrix<T>(x.y(b, h).bottomRows(rest)), Matrix<T>(y.y(b, h).bottomRows(rest))));
     }
   };
   check(attention_of(orf<T>(d, 6, 1)));
   check(attention_of(orf<T>(d, 6, 1), {AlibiPosition<T>(0.1f).bias()}, 5));
   check(attention_of(TaylorFeatures<T>({.input_dim = d}), {RelativePosition<T>(random_table<T>(50, 3)).bias()}));
+  check(attention_of(orf<T>(d, 6, 1), {RelativePosition<T>(waving_table<T>(800)).bias()}), 400, {256, 320, 330});
 }
 
 TEST_CASE("save: a file of another decoder is refused", "[decoder]") {
@@ -114,7 +117,7 @@ TEST_CASE("save: a file of another decoder is refused", "[decoder]") {
   of_other_version(std::uint64_t{2});
   std::ostringstream other_version;
   of_other_version.write(other_version);
-  check_invalid([&] { load(decoder, other_version.str()); }, {"version 4", "got 2"});
+  check_invalid([&] { load(decoder, other_version.str()); }, {"version 5", "got 2"});
   std::ostringstream full;
   full.setstate(std::ios::badbit);
   check_invalid([&] { decoder.save(full); }, {"stream", "fails"});
@@ -159,10 +162,11 @@ TEST_CASE("save: changed and cut files are refused and change nothing", "[decode
   const auto map = orf<T>(d, 2, 1);
   const Held dense{RelativePosition<T>(random_table<T>(100, 3)).bias()};
   check_changed_files(attention_of(map, {AlibiPosition<T>(0.1f).bias()}), {.rollback = 1}, 3, 1);
-  // a ring, sums and keys; a table; windows
+  // a ring, sums and keys; a table; sums of chunks
   check_changed_files(attention_of(map, t5(), 5), {.rollback = 2}, 40, 41);
   check_changed_files(attention_of(map, dense), {}, 60, 83);
-  check_changed_files(attention_of(map, dense), {.windows = {.size = 16}}, 60, 83);
+  check_changed_files(attention_of(map, {RelativePosition<T>(waving_table<T>(400)).bias()}), {.most_tokens = 400}, 300,
+                      397);
 }
 
 }  // namespace nprf::test::decoder_decoder_save

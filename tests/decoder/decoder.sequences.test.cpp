@@ -26,7 +26,7 @@ std::vector<Held> positions() { return kinds_of_positions<T>(8, 14, 11, 500); }
 
 }  // namespace
 
-// what windows weigh must not be in the running sums, which keep the tokens that are taken back
+// running sums keep the tokens that are taken back
 TEST_CASE("sequences: after a rollback no token is weighed twice", "[decoder]") {
   using E = double;
   constexpr Index most = 130, taken_back = 11, later = 20;
@@ -46,7 +46,7 @@ TEST_CASE("sequences: after a rollback no token is weighed twice", "[decoder]") 
     double worst = 0;
     for (Index n = 40; n <= most; n += 3)
       for (const Index first_part : {0, 3, 7}) {
-        Decoder decoder(attention, {.rollback = taken_back, .most_tokens = most + later, .windows = {.size = 16}});
+        Decoder decoder(attention, {.rollback = taken_back, .most_tokens = most + later});
         x.step(decoder, 0, n);
         std::stringstream file;
         decoder.save(file);
@@ -61,6 +61,51 @@ TEST_CASE("sequences: after a rollback no token is weighed twice", "[decoder]") 
       }
     CHECK(worst <= 1);
   }
+}
+
+// the places where chunks of 64 tokens begin, and several chunks that are taken back
+TEST_CASE("sequences: after a rollback sums of chunks have no token that was taken back", "[decoder]") {
+  constexpr Index most = 1300, later = 70;
+  const auto map = orf<T>(d, 6, 3);
+  const AttentionOptions options{.direction = Direction::causal};
+  const HeldPosition<T> position{RelativePosition<T>(waving_table<T>(most)).bias()};
+  const MultiHeadAttention attention(map, position, options);
+  TokenBatch<T> x(1, 1, 1, most, d, d_v), other(1, 1, 1, most, d, d_v, 7);
+  const Matrix<T> v = x.v(0, 0), expected = reference::kernelized_attention(
+                                     Attention(map, position, options), Matrix<T>(x.q(0, 0)), Matrix<T>(x.k(0, 0)), v);
+  double worst = 0;
+  for (const Index taken_back : {1, 63, 64, 130, 300}) {
+    StepModel<T> model(FeatureMapView<T>(map), PositionView<T>(position), options, taken_back, most);
+    model.set_chunks(d_v);
+    REQUIRE(model.chunks.any());
+    for (const Index n : {320, 321, 383, 384, 385, 400}) {
+      Decoder decoder(attention, {.rollback = taken_back, .most_tokens = most});
+      const Index from = n - taken_back, count = std::min(taken_back + later, most - from);
+      for (Index i = 0; i < from; i += 32) x.step(decoder, i, std::min<Index>(32, from - i));
+      for (Index i = from; i < n; ++i) other.step(decoder, i, 1);
+      std::stringstream file;
+      decoder.save(file);
+      if (n % 2 == 0) decoder.load(file);
+      const Index first_part = taken_back / 3;
+      decoder.rollback(0, first_part), decoder.rollback(0, taken_back - first_part);
+      Report report;
+      for (Index i = 0; i < count; ++i) {
+        x.step(decoder, from + i, 1, {.report = &report});
+        worst =
+            std::max(worst, ratio_to_bound<T>(x.y(0, 0).row(from + i), expected.row(from + i), report.error_bound, v));
+      }
+    }
+  }
+  // all tokens, and then a prompt of as many
+  constexpr Index n = 300;
+  Decoder decoder(attention, {.rollback = n, .most_tokens = most});
+  other.step(decoder, 0, n);
+  decoder.rollback(0, n);
+  x.prefill(decoder, 0, n);
+  Report report;
+  x.step(decoder, n, 1, {.report = &report});
+  worst = std::max(worst, ratio_to_bound<T>(x.y(0, 0).row(n), expected.row(n), report.error_bound, v));
+  CHECK(worst <= 1);
 }
 
 TEST_CASE("sequences: a fork has the bits of its origin", "[decoder]") {

@@ -21,8 +21,9 @@ using T = float;
 
 // refers to all of them
 template <class F, class P>
-StepModel<T> model_of(const F& map, const P& position, const AttentionOptions& options, Index rollback) {
-  return {FeatureMapView<T>(map), PositionView<T>(position), options, rollback};
+StepModel<T> model_of(const F& map, const P& position, const AttentionOptions& options, Index rollback,
+                      Index most_tokens = StepBias<T>::unlimited) {
+  return {FeatureMapView<T>(map), PositionView<T>(position), options, rollback, most_tokens};
 }
 
 }  // namespace
@@ -42,26 +43,29 @@ TEST_CASE("decoder model: how long tokens are in the ring, and what of them", "[
   CHECK(model_of(map, table, far, 4).shape(3).r == 10);
 }
 
-TEST_CASE("decoder model: windows of an online convolution", "[decoder]") {
+TEST_CASE("decoder model: when older tokens are summed by chunks", "[decoder]") {
+  constexpr Index n = 500;
   const auto map = orf<T>(6, 10, 1);
+  const TaylorFeatures<T> series({.input_dim = 6});
   const AttentionOptions causal{.direction = Direction::causal};
-  const auto has_windows = [&](const Vector<T>& table, WindowOptions options) {
+  const auto has_chunks = [&](const auto& features, const Vector<T>& table, Index most_tokens) {
     const RelativePosition<T> position(table);
-    StepModel<T> model = model_of(map, position, causal, 4);
-    model.set_windows(options, 8);
-    if (model.windows.plan.any()) CHECK(model.kept_tokens() >= model.pending() + 8 + 2 * model.windows.plan.largest());
-    return model.windows.plan.any();
+    StepModel<T> model = model_of(features, position, causal, 4, most_tokens);
+    model.set_chunks(8);
+    return model.chunks.any();
   };
-  Vector<T> table = random_table<T>(100, 1), masked = table, steep = 50 * table, window = table;
-  masked[30] = window[0] = -std::numeric_limits<T>::infinity();
-  CHECK(has_windows(table, {.size = 16}));
-  CHECK_FALSE(has_windows(table, {.size = 0}));
-  CHECK_FALSE(has_windows(table, {}));             // too few tokens to pay
-  CHECK_FALSE(has_windows(table, {.size = 64}));   // the ring has fewer tokens than two windows
-  CHECK_FALSE(has_windows(masked, {.size = 16}));  // a query does not attend to all keys
-  CHECK_FALSE(has_windows(window, {.size = 16}));
-  CHECK_FALSE(has_windows(steep, {.size = 16}));  // weights underflow
-  CHECK(has_windows(random_table<T>(100000, 1), {}));
+  const Vector<T> table = waving_table<T>(n);
+  Vector<T> masked = table, steep = 50 * table, kink = table;
+  masked[30] = -std::numeric_limits<T>::infinity();
+  kink.head(n / 4).array() += T(0.01);  // a step at an age
+  CHECK(has_chunks(map, table, n));
+  CHECK_FALSE(has_chunks(map, table, 200));  // too few tokens to pay
+  CHECK_FALSE(has_chunks(map, table, StepBias<T>::unlimited));
+  CHECK_FALSE(has_chunks(map, random_table<T>(n, 1), n));
+  CHECK_FALSE(has_chunks(map, kink, n));
+  CHECK_FALSE(has_chunks(map, masked, n));    // a query does not attend to all keys
+  CHECK_FALSE(has_chunks(map, steep, n));     // weights underflow
+  CHECK_FALSE(has_chunks(series, table, n));  // scores can be negative
 }
 
 TEST_CASE("decoder model: error bounds grow with norms and numbers of keys", "[decoder]") {

@@ -6,7 +6,7 @@
 namespace nprf::test::decoder_options {
 
 TEST_CASE("decoder options: what they may be", "[decoder]") {
-  const AttentionOptions causal{.direction = Direction::causal}, near{.direction = Direction::causal, .near = 33};
+  const AttentionOptions causal{.direction = Direction::causal};
   const auto refused = [&](const DecoderOptions& options, std::initializer_list<std::string_view> pieces,
                            const AttentionOptions& attention) {
     check_invalid([&] { options.checked(attention); }, pieces);
@@ -16,14 +16,8 @@ TEST_CASE("decoder options: what they may be", "[decoder]") {
   refused({.rollback = -1}, {"rollback", "got -1"}, causal);
   refused({.rollback = Index{1} << 30}, {"rollback", "expected 0 to 16777216"}, causal);
   refused({.most_tokens = -1}, {"most_tokens", "got -1"}, causal);
-  refused({.windows = {.size = 24}}, {"windows.size", "power of two", "got 24"}, causal);
-  refused({.windows = {.size = 8}}, {"windows.size", "at least 16", "got 8"}, causal);
-  refused({.windows = {.size = 32}}, {"windows.size", "at least 33"}, near);
-  refused({.rollback = 16, .windows = {.size = 16}}, {"windows.size", "at least 17"}, causal);
-  refused({.windows = {.memory = -1}}, {"windows.memory", "got -1"}, causal);
-  const DecoderOptions most{.rollback = Index{1} << 24, .most_tokens = 1, .windows = {.size = 0}};
-  CHECK(&most.checked(near) == &most);
-  DecoderOptions{.rollback = 15, .windows = {.size = 16}}.checked(causal);
+  const DecoderOptions most{.rollback = Index{1} << 24, .most_tokens = 1};
+  CHECK(&most.checked(causal) == &most);
 }
 
 }  // namespace nprf::test::decoder_options

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <vector>
 
@@ -88,6 +90,15 @@ std::vector<HeldPosition<T>> kinds_of_positions(Index buckets, Index max_distanc
           {t5_position<T>(normal<T>(1, buckets, 2).row(0), Direction::causal, max_distance).bias()},
           {RelativePosition<T>(window).bias()},
           {RelativePosition<T>(random_table<T>(tokens, 4)).bias()}};
+}
+
+/// Biases (2 tokens - 1) by the lag that are smooth for old tokens, and neither fall nor rise.
+template <Real T>
+Vector<T> waving_table(Index tokens) {
+  Vector<T> table(2 * tokens - 1);
+  for (Index l = 0; l < table.size(); ++l)
+    table[l] = T(0.5) * std::cos(T(1.5) * std::log1p(static_cast<T>(std::abs(l - tokens + 1)) / 8));
+  return table;
 }
 
 /// The largest difference of y from `expected`, divided by the bound, which is relative to the largest value; infinity

@@ -38,8 +38,7 @@ struct Life {
   std::string name() const {
     std::ostringstream out;
     out << of.name() << "; heads of keys " << kv_heads << ", sequences " << options.batch << ", rollback "
-        << options.rollback << ", most tokens " << options.most_tokens << ", windows " << options.windows.size
-        << " of memory " << options.windows.memory << "; up to " << longest << " tokens:";
+        << options.rollback << ", most tokens " << options.most_tokens << "; up to " << longest << " tokens:";
     for (const Event& each : events) add(out, each);
     return out.str();
   }

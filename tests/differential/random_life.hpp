@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
 #include <limits>
 #include <sstream>
@@ -81,13 +80,6 @@ inline void draw_options(Draw& draw, Life& life) {
   x.batch = draw.one_in(2) ? 1 : draw.between(2, 3);
   x.rollback = draw.one_of<Index>({0, 1, 3, 7, 11, 15, life.longest, Index{1} << 24});
   if (draw.one_in(4)) x.most_tokens = draw.one_of<Index>({life.longest, std::numeric_limits<Index>::max()});
-  constexpr Index largest = 64;
-  const Index least = std::max({Index{16}, life.of.near, x.rollback + 1});
-  if (least > largest || life.longest > 1000 || draw.one_in(8))
-    x.windows = {.size = -1, .memory = draw.one_of({1., 4., 1e4})};
-  else
-    x.windows.size =
-        draw.one_in(4) ? 0 : static_cast<Index>(std::bit_ceil(static_cast<std::uint64_t>(least))) << draw.below(2);
 }
 
 inline Event random_event(Draw& draw, const Life& life, bool is_first) {

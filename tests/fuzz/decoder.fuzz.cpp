@@ -79,7 +79,10 @@ const std::vector<Kind>& kinds() {
     made.emplace_back(map, t5, most, most, DecoderOptions{.batch = batch, .rollback = Index{1} << 24});
     made.emplace_back(TaylorFeatures<T>({.input_dim = d}), t5, 3, 0, options);
     made.emplace_back(map, dense, 0, 0, options);
-    made.emplace_back(map, dense, 0, 0, DecoderOptions{.batch = batch, .rollback = 2, .windows = {.size = 16}});
+    Vector<T> smooth(2 * 400 - 1);
+    for (Index l = 0; l < smooth.size(); ++l) smooth[l] = std::cos(T(0.01) * static_cast<T>(l - 399));
+    made.emplace_back(map, AnyBias<T>{RelativePosition<T>(smooth).bias()}, 0, 0,
+                      DecoderOptions{.batch = batch, .rollback = 2, .most_tokens = 400});
     return made;
   }();
   return all;

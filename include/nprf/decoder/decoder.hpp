@@ -33,8 +33,9 @@ namespace nprf {
 /// memory. For ALiBi a token of a head takes time O(r (d + p)), and the state of a head O(r p) memory, with r features
 /// and p = d_v + 1. If the biases of a position are a straight line from some distance on, neither the time nor the
 /// memory depends on the number of tokens. Nor do they if the biases are near the logarithm of a sum of up to 16
-/// decays, and no sequence outgrows the table (DecoderOptions::most_tokens; StepBias). For other tables a state keeps
-/// all tokens, and may sum the older ones by an online convolution (DecoderOptions::windows).
+/// decays, and no sequence outgrows the table (DecoderOptions::most_tokens; StepBias). Of other smooth tables a state
+/// sums older tokens by chunks (ChunkModel): it grows with the logarithm of the number of tokens. For all other tables
+/// a state keeps all tokens.
 ///
 /// Bits: the same tokens give the same bits of the rows of steps, however they were divided between prefill and steps,
 /// whatever the other sequences are, and for any number of threads. After a rollback the sums may contain tokens that

@@ -87,7 +87,7 @@ class Decoder<T>::Implementation {
  private:
   enum class Pass { append, attend };
   static constexpr Index tile = 64;  // the most keys, of all states of a task, whose features are computed together
-  static constexpr std::uint64_t version = 4;
+  static constexpr std::uint64_t version = 5;
 
   void check_sequence(Index sequence, const char* name) const {
     require(0 <= sequence && sequence < batch(), name, ": expected 0 to ", batch() - 1,
@@ -120,7 +120,7 @@ class Decoder<T>::Implementation {
     const StepModel<T>& model = m_states.model(0);
     const TokenShape x = model.shape(m_states.shape().d_v);
     const Index longest = n + *std::max_element(m_before.begin(), m_before.end()),
-                token = x.r * (x.d_v + 1) + std::min(longest, model.pending() + RunningSums<T>::block) * (x.r + x.d_v);
+                token = x.r * (x.d_v + 1) + std::min(longest, model.kept_tokens()) * (x.r + x.d_v);
     // the time of an operation, in operations of a matrix product: a step reads each number of a state only once
     constexpr double of_memory = 4;
     const double operations =
@@ -150,7 +150,7 @@ Decoder<T>::Implementation::Implementation(std::unique_ptr<const DecoderModel<T>
       m_states(step_models<T>(*m_model, options.rollback,
                               options.most_tokens > 0 ? std::min(options.most_tokens, StepBias<T>::unlimited)
                                                       : StepBias<T>::unlimited),
-               options.batch, options.windows) {}
+               options.batch) {}
 
 template <OnlyReal T>
 void Decoder<T>::Implementation::prefill(const NewTokens<T>& tokens, const CallOptions& call) {
@@ -234,10 +234,10 @@ void Decoder<T>::Implementation::run_states(const Task& task, const NewTokens<T>
         if (pass == Pass::attend || first + t + 1 == length) state.advance(model, scratch);
         if (pass == Pass::append) continue;
         const Index query = count * states + t * heads + s * group;
-        state.attend(model,
-                     {rows, query, group, token_of(tokens.y, b, head + s * group, first + t),
-                      tokens.y.all_strides().head, call.tolerance},
-                     report, scratch);
+        state.attend(
+            model,
+            {rows, query, group, token_of(tokens.y, b, head + s * group, first + t), tokens.y.all_strides().head},
+            report, scratch);
       }
     }
   }

@@ -14,8 +14,8 @@
 #include "nprf/core/rows.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/core/workspace.hpp"
+#include "nprf/decoder/chunk_state.hpp"
 #include "nprf/decoder/model.hpp"
-#include "nprf/decoder/online_convolution.hpp"
 #include "nprf/decoder/row.hpp"
 #include "nprf/decoder/running_sums.hpp"
 #include "nprf/decoder/sink_tokens.hpp"
@@ -30,8 +30,7 @@ struct QueryGroup {
   const FeatureRows<T>& features;
   Index first, count;  // the queries are the rows first..first+count-1 of `features`
   T* y;
-  Index y_step;          // the distance of two results in memory
-  double tolerance = 0;  // CallOptions::tolerance
+  Index y_step;  // the distance of two results in memory
 };
 
 /// The state of one head of one sequence: the ring of its last tokens, the sums over the older ones, and its attention
@@ -45,7 +44,8 @@ class HeadState {
         m_ring(model.shape(d_v), model.kept_tokens()),
         m_sinks(model.sinks, model.features.map().input_dim(), d_v),
         m_sums(std::max<std::size_t>(model.bias.tail().size(), 1),
-               RunningSums<T>(model.bias.has_tail() ? model.features.map().output_dim() : 0, d_v)) {}
+               RunningSums<T>(model.bias.has_tail() ? model.features.map().output_dim() : 0, d_v)),
+        m_chunks(model.chunks, model.shape(d_v)) {}
 
   Index tokens() const { return m_tokens; }
 
@@ -53,7 +53,7 @@ class HeadState {
   void reserve(const StepModel<T>& model, Index tokens) {
     m_ring.reserve(tokens);
     m_sinks.reserve(tokens);
-    m_online.reserve(model.windows, tokens);
+    m_chunks.reserve(model.chunks, tokens);
   }
 
   /// Whether the last `tokens` tokens can be taken back: the ring then has all tokens that the shorter sequence needs.
@@ -66,7 +66,7 @@ class HeadState {
   /// Takes back the last `tokens` tokens. O(1).
   void roll_back(Index tokens) {
     m_tokens -= tokens;
-    m_online.roll_back(m_tokens);
+    m_chunks.roll_back(m_tokens);
   }
 
   void clear() {
@@ -75,7 +75,7 @@ class HeadState {
     m_all_finite = true;
     m_ring.clear();
     for (RunningSums<T>& sums : m_sums) sums.clear();
-    m_online.clear();
+    m_chunks.clear();
   }
 
   /// Appends a token with a value (d_v). Tokens leave the ring in blocks, once all tokens of a block are
@@ -102,17 +102,19 @@ class HeadState {
     m_ring.put(m_tokens++, token, key.normalized);
     m_most_tokens = std::max(m_most_tokens, m_tokens);
     for (; m_tokens - m_left_ring >= model.pending() + block; m_left_ring += block) {
-      if (!model.bias.has_tail()) continue;
+      if (!model.sums_older_tokens()) continue;
       StateToken<T> tokens[block];
       for (Index j = 0; j < block; ++j) tokens[j] = m_ring.token(m_left_ring + j);
-      for (std::size_t p = 0; p < m_sums.size(); ++p) m_sums[p].add(tokens, model.bias.tail()[p].slope, scratch);
+      for (std::size_t p = 0; p < m_sums.size(); ++p)
+        m_sums[p].add(tokens, model.bias.has_tail() ? model.bias.tail()[p].slope : 0, scratch);
     }
+    m_chunks.append(model.chunks, m_ring, m_tokens, scratch);
   }
 
-  /// Computes the window of an online convolution that the queries of the last token need, if there is one, and the
-  /// part of the next window that is due. Must be called before attend().
+  /// Computes the sums of chunks that the queries of the last token need, and the part of the next ones that is due.
+  /// Must be called before attend().
   void advance(const StepModel<T>& model, Workspace& scratch) {
-    m_online.advance(model.windows, m_ring, m_tokens, model.rollback, scratch);
+    m_chunks.advance(model.chunks, m_ring, m_tokens, scratch);
   }
 
   /// Sets the rows of y (d_v) of the queries of the last token, and counts them in the report.
@@ -128,18 +130,17 @@ class HeadState {
         std::fill_n(group.y + g * group.y_step, m_d_v, std::numeric_limits<T>::quiet_NaN());
       return;
     }
-    const StepWeights<T> weights(model, m_ring, m_sums, m_online.window(model.windows, m_tokens), m_tokens, m_left_ring,
-                                 scratch);
-    StepRow<T> row(model, m_ring, m_sums, m_sinks, weights, {m_tokens, m_left_ring, m_largest_norm, m_all_finite},
-                   scratch);
+    const StepWeights<T> weights(model, m_ring, m_sums, m_chunks, m_tokens, m_left_ring, scratch);
+    StepRow<T> row(model, m_ring, m_sums, m_chunks, m_sinks, weights,
+                   {m_tokens, m_left_ring, m_largest_norm, m_all_finite}, scratch);
     for (Index g = 0; g < group.count; ++g)
-      row.compute(group.features(group.first + g), group.y + g * group.y_step, group.tolerance, report);
+      row.compute(group.features(group.first + g), group.y + g * group.y_step, report);
   }
 
   std::size_t bytes() const {
     std::size_t of_sums = m_sums.size() * sizeof(RunningSums<T>);
     for (const RunningSums<T>& sums : m_sums) of_sums += sums.bytes();
-    return sizeof(*this) + m_ring.bytes() + of_sums + m_sinks.bytes() + m_online.bytes();
+    return sizeof(*this) + m_ring.bytes() + of_sums + m_sinks.bytes() + m_chunks.bytes();
   }
 
   /// Calls archive(x) for each part of the state, to write or to read it. Reserves the memory of the ring between
@@ -151,17 +152,16 @@ class HeadState {
     require(m_tokens <= model.most_tokens, "state: expected at most ", model.most_tokens, " tokens, got ", m_tokens);
     require(0 <= m_left_ring && m_left_ring % block == 0 && m_left_ring <= m_tokens &&
                 m_tokens - m_left_ring < model.pending() + block &&
-                (m_left_ring == 0 || m_tokens - m_left_ring >= model.bias.reach()),
-            "state: expected ", model.bias.reach(), " to ", model.pending() + block - 1,
+                (m_left_ring == 0 || m_tokens - m_left_ring >= model.reach()),
+            "state: expected ", model.reach(), " to ", model.pending() + block - 1,
             " tokens in the ring, from a multiple of ", block, " on, got ", m_left_ring, " to ", m_tokens);
     archive.expect(m_tokens - m_left_ring + std::min(model.sinks, m_tokens));  // each of these tokens has some bytes
     reserve(model, m_tokens);
     for (RunningSums<T>& sums : m_sums) sums.transfer(archive);
     m_sinks.transfer(m_tokens, archive);
     m_ring.transfer_references(archive);
-    // windows of an online convolution are not saved but computed again, from all tokens that the ring still has
-    const Index first = model.windows.plan.any() ? std::max<Index>(m_most_tokens - m_ring.capacity(), 0) : m_left_ring;
-    for (Index j = first; j < m_tokens; ++j) m_ring.transfer(j, archive);
+    for (Index j = m_left_ring; j < m_tokens; ++j) m_ring.transfer(j, archive);
+    m_chunks.transfer(m_tokens, archive);
   }
 
  private:
@@ -169,7 +169,7 @@ class HeadState {
 
   bool attends_to_non_finite_key(const StepModel<T>& model) const {
     if (m_all_finite) return false;
-    if (model.bias.has_tail() && m_sums.front().non_finite_keys() > 0) return true;
+    if (model.sums_older_tokens() && m_sums.front().non_finite_keys() > 0) return true;
     for (Index j = m_left_ring; j < m_tokens; ++j)
       if (!m_ring.has_finite_key(m_ring.slot(j)) && model.bias(m_tokens - 1 - j) > StepBias<T>::minus_infinity)
         return true;
@@ -185,7 +185,7 @@ class HeadState {
   TokenRing<T> m_ring;
   SinkTokens<T> m_sinks;
   std::vector<RunningSums<T>> m_sums;  // one for each decay of the tail; one of no features if there is none
-  OnlineConvolution<T> m_online;
+  ChunkState<T> m_chunks;
 };
 
 }  // namespace nprf

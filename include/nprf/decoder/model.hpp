@@ -10,8 +10,8 @@
 #include "nprf/core/error.hpp"
 #include "nprf/core/long_sums.hpp"
 #include "nprf/core/types.hpp"
+#include "nprf/decoder/chunk_model.hpp"
 #include "nprf/decoder/decoder_model.hpp"
-#include "nprf/decoder/online_convolution.hpp"
 #include "nprf/decoder/options.hpp"
 #include "nprf/decoder/running_sums.hpp"
 #include "nprf/decoder/step_bias.hpp"
@@ -28,11 +28,11 @@ struct StepModel {
 
   StepFeatures<T> features;
   StepBias<T> bias;
-  Index near;              // the width of the near field
-  Index sinks;             // the number of attention sinks
-  Index rollback;          // how many tokens can be taken back
-  Index most_tokens;       // the most tokens that a sequence can have
-  WindowModel<T> windows;  // of the online convolution; none before set_windows()
+  Index near;            // the width of the near field
+  Index sinks;           // the number of attention sinks
+  Index rollback;        // how many tokens can be taken back
+  Index most_tokens;     // the most tokens that a sequence can have
+  ChunkModel<T> chunks;  // none before set_chunks()
 
   StepModel(const FeatureMapView<T>& map, const PositionView<T>& position, const AttentionOptions& options,
             Index of_rollback, Index of_most_tokens = StepBias<T>::unlimited)
@@ -46,10 +46,7 @@ struct StepModel {
 
   /// Computes the tables that sequences of `tokens` tokens need. Throws std::bad_alloc, and then keeps the tables that
   /// there were.
-  void reserve(Index tokens) {
-    bias.reserve(tokens);
-    windows.reserve(bias, tokens);
-  }
+  void reserve(Index tokens) { bias.reserve(tokens); }
 
   bool is_positive() const { return features.map().is_positive(); }
   /// Whether rows whose terms cancel are recomputed by exact softmax, as in MultiHeadAttention.
@@ -59,23 +56,21 @@ struct StepModel {
   Index far_sinks(Index tokens) const { return std::min(sinks, std::max<Index>(tokens - near, 0)); }
   /// The ring has the last pending() tokens, and fewer than RunningSums::block older ones, unless tokens were taken
   /// back.
-  Index pending() const { return bias.reach() + rollback; }
-  /// How many tokens the ring can hold. With windows it also holds older tokens, to which the first queries of a window
-  /// attend, but not its last ones: the convolution sums them for the whole window.
-  Index kept_tokens() const { return pending() + RunningSums<T>::block + 3 * windows.plan.largest(); }
+  Index pending() const { return reach() + rollback; }
+  /// The age from which on tokens are only in sums, or have no weight.
+  Index reach() const { return chunks.any() ? std::max(chunks.reach(), near) : bias.reach(); }
+  /// How many tokens the ring can hold.
+  Index kept_tokens() const { return pending() + RunningSums<T>::block; }
+  /// Whether tokens that have left the ring have weights.
+  bool sums_older_tokens() const { return bias.has_tail() || chunks.any(); }
 
-  /// Chooses windows for values of d_v columns: none unless all biases are finite, their exponentials
-  /// normal, and the table is long enough.
-  void set_windows(const WindowOptions& options, Index d_v) {
-    windows = {};
-    if (options.size == 0 || !bias.attends_to_all() || bias.spread() > 80) return;
-    const FarSignals<T> signals(shape(d_v), !is_positive());
-    const Index all = signals.registers() * FarSignals<T>::W;
-    const WindowCosts costs{signals.r, d_v, all, bias.reach(), std::max(near, 4 * (rollback + 1))};
-    const WindowPlan plan =
-        options.size > 0 ? WindowPlan::fixed(options.size) : WindowPlan::cheapest(costs, options.memory);
-    // so that the tokens from far_end() on are younger than the reach for all queries of a window
-    if (plan.any() && 2 * plan.largest() <= bias.reach()) windows = WindowModel<T>(plan, signals, bias);
+  /// Sums older tokens by chunks if that is cheaper, for values of d_v columns and positive features: only then does a
+  /// change of weights change a row by no more than the weights.
+  void set_chunks(Index d_v) {
+    chunks = {};
+    if (!is_positive()) return;
+    chunks = ChunkModel<T>(bias, shape(d_v), most_tokens, near, rollback);
+    if (chunks.any()) bias.join_tail(most_tokens);
   }
 
   TokenShape shape(Index d_v) const {
@@ -90,8 +85,8 @@ struct StepModel {
   double error_of_row(double q_norm, double k_norm, Index keys, Index slots) const {
     const double exact_pairs =
         has_exact_pairs() ? error_of_softmax_row(q_norm, k_norm, std::min(keys, near) + far_sinks(keys)) : 0;
-    return error_of_weights<T>(largest_exponent<T>) + bias.deviation() + features.relative_error(q_norm) +
-           features.relative_error(k_norm) +
+    return error_of_weights<T>(largest_exponent<T>) + bias.deviation() + chunks.deviation() +
+           features.relative_error(q_norm) + features.relative_error(k_norm) +
            error_of_sums<T>(features.map().output_dim(), slots + RunningSums<T>::block) + exact_pairs;
   }
 };

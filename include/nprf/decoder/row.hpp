@@ -15,6 +15,7 @@
 #include "nprf/core/rows.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/core/workspace.hpp"
+#include "nprf/decoder/chunk_state.hpp"
 #include "nprf/decoder/exact_keys.hpp"
 #include "nprf/decoder/model.hpp"
 #include "nprf/decoder/running_sums.hpp"
@@ -25,7 +26,7 @@
 namespace nprf {
 
 /// Computes the rows y = N / D of a step, for the queries that share keys and values: N and D are sums over the far
-/// keys in the ring, the running sums, the sums of a window, the near field and the sinks. Bounds the errors of the
+/// keys in the ring, the running sums, the sums of chunks, the near field and the sinks. Bounds the errors of the
 /// rows.
 template <Real T>
 class StepRow {
@@ -38,10 +39,12 @@ class StepRow {
   };
 
   StepRow(const StepModel<T>& model, const TokenRing<T>& ring, std::span<const RunningSums<T>> sums,
-          const SinkTokens<T>& sinks, const StepWeights<T>& weights, const Tokens& tokens, Workspace& scratch)
+          const ChunkState<T>& chunks, const SinkTokens<T>& sinks, const StepWeights<T>& weights, const Tokens& tokens,
+          Workspace& scratch)
       : m_model(model),
         m_ring(ring),
         m_sums(sums),
+        m_chunks(chunks),
         m_weights(weights),
         m_scratch(scratch),
         m_tokens(tokens),
@@ -49,28 +52,18 @@ class StepRow {
         m_N(scratch.take<T>(padded_to_lanes(m_d_v))),
         m_exact(model.bias, ring, sinks, tokens.count, ring_keys(), model.far_sinks(tokens.count), scratch) {}
 
-  /// Sets y (d_v) for a query, and counts it in the report. If the bound of the error by an online convolution exceeds
-  /// half of the tolerance, the row is computed from the tokens instead of the window.
-  void compute(const FeatureRow<T>& query, T* y, double tolerance, Report& report) {
+  /// Sets y (d_v) for a query, and counts it in the report.
+  void compute(const FeatureRow<T>& query, T* y, Report& report) {
     m_query = query;
-    m_far_error = 0;
     const bool finite_query = all_finite(m_query.phi, padded_to_lanes(m_model.features.map().output_dim())) &&
                               m_query.log_factor < std::numeric_limits<double>::infinity();
     if (!finite_query) {
       std::fill_n(y, m_d_v, nan);
       return;
     }
-    const double q_norm = m_model.features.norm(m_query.normalized);
-    m_recomputed = false;
-    set_sums(m_weights);
-    if (m_weights.far() && !passes_error_bound(far_error(), tolerance > 0 ? tolerance : default_tolerance<T>)) {
-      const Workspace::Scope scope(m_scratch);
-      set_sums({m_model, m_ring, m_sums, nullptr, m_tokens.count, m_tokens.first, m_scratch});
-      m_far_error = 0;
-      m_recomputed = true;
-    }
-    divide(q_norm, y, report);
-    report.repaired_rows += m_recomputed;
+    sum_far();
+    if (m_model.has_exact_pairs()) sum_exact();
+    divide(m_model.features.norm(m_query.normalized), y, report);
     if (!m_tokens.all_finite) propagate_non_finite_values(y);
   }
 
@@ -92,42 +85,33 @@ class StepRow {
   Index ring_keys() const { return m_model.is_exact_fallback() ? m_tokens.count - m_tokens.first : 0; }
   double bias(Index j) const { return m_model.bias(m_tokens.count - 1 - j); }
 
-  void set_sums(const StepWeights<T>& weights) {
-    m_slots = weights.slots();
-    sum_far(weights);
-    if (m_model.has_exact_pairs()) sum_exact();
-  }
-
-  void sum_far(const StepWeights<T>& weights) {
+  void sum_far() {
     std::fill_n(m_N, padded_to_lanes(m_d_v), T(0));
     m_row.D = m_row.terms = 0;
-    m_row.reference = weights.reference();
-    m_row.largest_value = weights.largest_value();
+    m_row.reference = m_weights.reference();
+    m_row.largest_value = m_weights.largest_value();
     T norms = 0;
-    if (weights.any_pending()) norms = add_pending(weights);
+    if (m_weights.any_pending()) norms = add_pending();
     for (std::size_t p = 0; p < m_sums.size(); ++p)
-      if (const T weight = weights.of_sums(p); weight > 0) {
+      if (const T weight = m_weights.of_sums(p); weight > 0) {
         m_row.D += m_sums[p].add_product(m_query.phi, weight, m_N);
         norms += weight * m_sums[p].norms();
       }
-    if (weights.far()) {
-      const auto sums =
-          weights.far()->add_product(m_model.windows.signals, m_tokens.count - 1, m_query.phi, weights.of_far(), m_N);
-      m_row.D += sums.D, norms += sums.norms;
-    }
+    if (const T weight = m_weights.of_chunks(); weight > 0)
+      m_row.D += m_chunks.add_product(m_model.chunks, m_tokens.count - 1, m_query.phi, weight, m_N, m_scratch);
     m_row.terms = m_model.is_positive() ? m_row.D : norms * norm_of_features();
   }
 
   // adds the far keys of the ring; returns the sum of their weights times |phi|, if features can be negative
-  T add_pending(const StepWeights<T>& weights) {
+  T add_pending() {
     const Workspace::Scope scope(m_scratch);
-    T* scores = m_scratch.take<T>(weights.slots());
+    T* scores = m_scratch.take<T>(m_weights.slots());
     const bool has_norms = !m_model.is_positive();
     T D = 0;
     P sum_of_norms = P::all(0);
-    weights.for_each_range([&](Index at, Index slot, Index count) {
+    m_weights.for_each_range([&](Index at, Index slot, Index count) {
       m_ring.scores(m_query.phi, count, scores + at, slot);
-      const T *norms = m_ring.norms() + slot, *all = weights.weights() + at;
+      const T *norms = m_ring.norms() + slot, *all = m_weights.weights() + at;
       for (Index s = 0; s < count; s += P::size) {
         const P c = P::load(all + s);
         weighted(P::load(scores + at + s), c).store(scores + at + s);
@@ -139,17 +123,6 @@ class StepRow {
     });
     m_row.D = D;
     return sum_of_norms.sum();
-  }
-
-  // sets and returns the bound of the error of y due to the errors of the window's sums, relative to the largest |v|
-  double far_error() {
-    const auto errors = m_weights.far()->errors(m_model.windows.signals, m_query.phi);
-    const double weight = static_cast<double>(m_weights.of_far()) * std::exp(m_weights.reference() - m_row.reference),
-                 D = std::abs(static_cast<double>(m_row.D)), v_max = static_cast<double>(m_row.largest_value),
-                 N = static_cast<double>(row_max(m_N, padded_to_lanes(m_d_v)).largest);
-    m_far_error =
-        quotient_error(v_max > 0 ? weight * errors.N : 0, weight * errors.D, D, v_max, relative_size(N, D, v_max));
-    return m_far_error;
   }
 
   T norm_of_features() const {
@@ -185,15 +158,14 @@ class StepRow {
     double bound = 0;
     if ((!keeps_precision || cancels) && has_all_keys()) {
       compute_by_softmax();
-      m_recomputed = true;
+      ++report.repaired_rows;
       bound = m_model.error_of_softmax_row(q_norm, m_tokens.largest_norm, m_tokens.count);
     } else {
       report.failing_rows += !keeps_precision || cancels;
       report.indefinite_rows += m_row.D <= 0;
-      bound =
-          keeps_precision
-              ? condition() * m_model.error_of_row(q_norm, m_tokens.largest_norm, m_tokens.count, m_slots) + m_far_error
-              : std::numeric_limits<double>::infinity();
+      bound = keeps_precision
+                  ? condition() * m_model.error_of_row(q_norm, m_tokens.largest_norm, m_tokens.count, m_weights.slots())
+                  : std::numeric_limits<double>::infinity();
     }
     report.error_bound = std::max(report.error_bound, bound);
     if (m_row.D == 0) {
@@ -238,6 +210,7 @@ class StepRow {
   const StepModel<T>& m_model;
   const TokenRing<T>& m_ring;
   std::span<const RunningSums<T>> m_sums;  // one for each decay of the tail
+  const ChunkState<T>& m_chunks;
   const StepWeights<T>& m_weights;
   Workspace& m_scratch;
   const Tokens m_tokens;
@@ -245,10 +218,7 @@ class StepRow {
   FeatureRow<T> m_query{};
   T* m_N;
   ExactKeys<T> m_exact;
-  Index m_slots = 0;  // how many weights of slots of the ring are summed
   Row m_row;
-  double m_far_error = 0;
-  bool m_recomputed = false;
 };
 
 }  // namespace nprf

@@ -40,6 +40,31 @@ void enlarge(Vector<T>& x, Index size) {
   x = std::move(larger);
 }
 
+/// N (stride) += factor A S for A (rows) and S (rows,stride). The stride is a multiple of state_lanes.
+template <Real T>
+void add_scaled_rows(const T* A, T factor, const T* S, Index rows, Index stride, T* N) {
+  using P = Pack<T>;
+  for_each_columns(stride / P::size, [&]<Index packs>(Index first) {
+    const T* from = S + first * P::size;
+    // two sums, of even and of odd rows, hide the latency of an addition
+    P even[packs], odd[packs];
+    NPRF_UNROLL
+    for (Index at = 0; at < packs; ++at) even[at] = odd[at] = P::all(0);
+    const auto add = [&](Index k, P(&sum)[packs]) {
+      const P a = P::all(A[k]);
+      NPRF_UNROLL
+      for (Index at = 0; at < packs; ++at)
+        sum[at] = multiply_add(a, P::load(from + k * stride + at * P::size), sum[at]);
+    };
+    for (Index k = 0; k + 1 < rows; k += 2) add(k, even), add(k + 1, odd);
+    if (rows % 2 == 1) add(rows - 1, even);
+    for (Index at = 0; at < packs; ++at) {
+      T* to = N + (first + at) * P::size;
+      multiply_add(P::all(factor), even[at] + odd[at], P::load(to)).store(to);
+    }
+  });
+}
+
 template <Real T>
 struct StateToken {
   const T* features;   // phi of its key (r), without the factor exp(log_scale); zeros if the key is non-finite
@@ -120,7 +145,7 @@ class RunningSums {
   /// N (padded d_v) += factor A S and returns factor A z, for A (r) padded with zeros. O(r d_v).
   T add_product(const T* A, T factor, T* N) const {
     constexpr Index W = Pack<T>::size;
-    for_each_columns(m_stride / W, [&]<Index packs>(Index first) { add_columns<packs>(A, factor, first * W, N); });
+    add_scaled_rows(A, factor, m_S.data(), m_r, m_stride, N);
     Pack<T> sum = Pack<T>::all(0);
     for (Index k = 0; k < m_z.size() / 2; k += W)
       sum = multiply_add(Pack<T>::load(A + k), Pack<T>::load(m_z.data() + k), sum);
@@ -190,27 +215,6 @@ class RunningSums {
         sum.store(sums + at);
         (term[i] - (sum - old)).store(errors + at);
       }
-    }
-  }
-
-  template <Index packs>
-  void add_columns(const T* A, T factor, Index p, T* N) const {
-    using P = Pack<T>;
-    // two sums, of even and of odd rows, hide the latency of an addition
-    P even[packs], odd[packs];
-    NPRF_UNROLL
-    for (Index at = 0; at < packs; ++at) even[at] = odd[at] = P::all(0);
-    const T* S = m_S.data() + p;
-    const auto add = [&](Index k, P(&sum)[packs]) {
-      const P a = P::all(A[k]);
-      NPRF_UNROLL
-      for (Index at = 0; at < packs; ++at) sum[at] = multiply_add(a, P::load(S + k * m_stride + at * P::size), sum[at]);
-    };
-    for (Index k = 0; k + 1 < m_r; k += 2) add(k, even), add(k + 1, odd);
-    if (m_r % 2 == 1) add(m_r - 1, even);
-    for (Index at = 0; at < packs; ++at) {
-      T* to = N + p + at * P::size;
-      multiply_add(P::all(factor), even[at] + odd[at], P::load(to)).store(to);
     }
   }
 

@@ -91,8 +91,8 @@ template <Real T>
 class SequenceStates {
  public:
   /// For one model of all heads, or one model for each head.
-  SequenceStates(std::vector<StepModel<T>> models, Index batch, const WindowOptions& windows = {.size = 0})
-      : m_models(std::move(models)), m_windows(windows), m_place(static_cast<std::size_t>(batch)) {
+  SequenceStates(std::vector<StepModel<T>> models, Index batch)
+      : m_models(std::move(models)), m_place(static_cast<std::size_t>(batch)) {
     std::iota(m_place.begin(), m_place.end(), Index{0});
   }
 
@@ -225,10 +225,10 @@ class SequenceStates {
             "state: expected heads and channels of this attention, got ", x.heads, ", ", x.kv_heads, " and ", x.d_v);
   }
 
-  // a copy of the models, with windows for values of shape.d_v columns
+  // a copy of the models, with chunks for values of shape.d_v columns
   std::vector<StepModel<T>> models_for(const DecoderShape& shape) const {
     std::vector<StepModel<T>> models = m_models;
-    for (StepModel<T>& one : models) one.set_windows(m_windows, shape.d_v);
+    for (StepModel<T>& one : models) one.set_chunks(shape.d_v);
     return models;
   }
   std::vector<HeadState<T>> empty_states(const std::vector<StepModel<T>>& models, const DecoderShape& shape) const {
@@ -261,7 +261,6 @@ class SequenceStates {
   }
 
   std::vector<StepModel<T>> m_models;
-  WindowOptions m_windows;
   DecoderShape m_shape;
   std::vector<HeadState<T>> m_states;  // (batch,count)  place by place
   std::vector<Index> m_place;          // (batch)  the place of the states of each sequence

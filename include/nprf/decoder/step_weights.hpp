@@ -11,8 +11,8 @@
 #include "nprf/core/pack.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/core/workspace.hpp"
+#include "nprf/decoder/chunk_state.hpp"
 #include "nprf/decoder/exponentials.hpp"
-#include "nprf/decoder/far_window.hpp"
 #include "nprf/decoder/model.hpp"
 #include "nprf/decoder/running_sums.hpp"
 #include "nprf/decoder/token_ring.hpp"
@@ -23,18 +23,16 @@ namespace nprf {
 /// - of each far key j of the ring, by its slot: exp(log_scale_j + b - reference), where b is relative to the largest
 ///   bias of the queries (StepBias::largest());
 /// - of each of the running sums over older keys: one weight;
-/// - of the sums of a window of an online convolution, if there is one: one weight, in place of those of its keys.
+/// - of the sums of chunks, if there are any: one weight.
 /// The reference, for all weights, is near the largest exponent.
 template <Real T>
 class StepWeights {
  public:
-  /// For the queries of the last of `tokens` tokens. The tokens from `first` on are in the ring. `far` is the window,
-  /// or null. Tables are in the scratch memory.
+  /// For the queries of the last of `tokens` tokens. The tokens from `first` on are in the ring. Tables are in the
+  /// scratch memory.
   StepWeights(const StepModel<T>& model, const TokenRing<T>& ring, std::span<const RunningSums<T>> sums,
-              const FarWindow<T>* far, Index tokens, Index first, Workspace& scratch)
-      : m_far(far),
-        m_largest_bias(model.bias.largest(tokens)),
-        m_of_sums(scratch.take<double>(static_cast<Index>(sums.size()))) {
+              const ChunkState<T>& chunks, Index tokens, Index first, Workspace& scratch)
+      : m_largest_bias(model.bias.largest(tokens)), m_of_sums(scratch.take<double>(static_cast<Index>(sums.size()))) {
     for (std::size_t p = 0; p < sums.size(); ++p) {
       m_of_sums[p] = minus_infinity;
       if (model.bias.has_tail() && first > 0)
@@ -42,11 +40,11 @@ class StepWeights {
       m_reference = std::max(m_reference, m_of_sums[p]);
     }
     m_largest_value = m_reference > minus_infinity ? sums.front().largest_value() : T(0);
-    if (far) {
-      m_of_far = far->log_unit() + (model.windows.kernels_of(far->window()).log_unit() - m_largest_bias);
-      m_largest_value = std::max(m_largest_value, far->largest_value());
+    if (chunks.any()) {
+      m_of_chunks = chunks.log_unit() - m_largest_bias;
+      m_largest_value = std::max(m_largest_value, chunks.largest_value());
     }
-    m_reference = std::max(m_reference, m_of_far);
+    m_reference = std::max(m_reference, m_of_chunks);
     const Index far_end = std::max(first, tokens - model.near);
     set_runs(model, ring, tokens, first, far_end);
     m_weights = scratch.take<T>(m_slots);
@@ -57,7 +55,7 @@ class StepWeights {
     if (!m_any_pending) std::fill_n(m_weights, m_slots, T(0));
     for (std::size_t p = 0; p < sums.size(); ++p)
       m_of_sums[p] = m_of_sums[p] > minus_infinity ? std::exp(m_of_sums[p] - m_reference) : 0;
-    m_of_far = m_of_far > minus_infinity ? std::exp(m_of_far - m_reference) : 0;
+    m_of_chunks = m_of_chunks > minus_infinity ? std::exp(m_of_chunks - m_reference) : 0;
   }
 
   /// (slots)  The weights of keys; 0 for near keys and in slots without a token.
@@ -69,8 +67,7 @@ class StepWeights {
   double reference() const { return m_reference; }
   /// Of the sums of decay p of the tail.
   T of_sums(std::size_t p) const { return static_cast<T>(m_of_sums[p]); }
-  const FarWindow<T>* far() const { return m_far; }
-  T of_far() const { return static_cast<T>(m_of_far); }
+  T of_chunks() const { return static_cast<T>(m_of_chunks); }
   /// The largest finite |v| of the far keys.
   T largest_value() const { return m_largest_value; }
 
@@ -84,8 +81,7 @@ class StepWeights {
  private:
   using P = Pack<T>;
   static constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
-  // the recent tokens and the oldest tokens, each in at most two runs of successive slots
-  static constexpr Index most_runs = 4;
+  static constexpr Index most_runs = 2;  // of successive slots
 
   struct Range {
     Index slot, count, at;
@@ -95,11 +91,10 @@ class StepWeights {
     Index token, slot, count, at;
   };
 
-  // the runs of the far tokens whose weights are computed here: without a window all of them in the ring; with one
-  // those that its sums do not contain, because their age is the reach or more, or they are not before far_end()
+  // the runs of the far tokens whose weights are computed here
   void set_runs(const StepModel<T>& model, const TokenRing<T>& ring, Index tokens, Index first, Index far_end) {
     constexpr Index tile = TokenRing<T>::tile;
-    if (!m_far) {
+    if (!model.chunks.any()) {
       m_slots = ring.used_slots(tokens);
       m_ranges[m_num_ranges++] = {0, m_slots, 0};
       ring.for_each_run(first, far_end, [&](Index j, Index s, Index count) {
@@ -107,14 +102,14 @@ class StepWeights {
       });
       return;
     }
+    // older tokens of the ring are in the sums of chunks
     const auto add = [&](Index j, Index s, Index count) {
       const Index slot = s / tile * tile, slots = (s + count + tile - 1) / tile * tile - slot;
       m_ranges[m_num_ranges++] = {slot, slots, m_slots};
       m_runs[m_num_runs++] = {j, s, count, m_slots + s - slot};
       m_slots += slots;
     };
-    ring.for_each_run(first, std::max(first, tokens - model.bias.reach()), add);
-    ring.for_each_run(m_far->window().far_end(), far_end, add);
+    ring.for_each_run(std::max(first, model.chunks.first_near(tokens)), far_end, add);
   }
   template <class Use>
   void for_each_run(Use&& use) const {
@@ -123,7 +118,7 @@ class StepWeights {
 
   // weight = exp(b) exp(log_scale - R), R = ring.scale_reference(), as a product of two numbers that are stored: one
   // for each age, and one for each token of the ring. Returns false if the weights must be computed otherwise: if a
-  // product may underflow, if the common factor of the running sums or of the window is more than exp(16) times as
+  // product may underflow, if the common factor of other sums is more than exp(16) times as
   // large as that of these weights, or if all products are so small that the sums would lose precision.
   bool set_by_tables(const StepBias<T>& bias, const TokenRing<T>& ring, Index tokens) {
     constexpr double most_spread = 80, most_above = 16;
@@ -175,14 +170,13 @@ class StepWeights {
     return {weight.largest(), value.largest()};
   }
 
-  const FarWindow<T>* m_far;
   double m_largest_bias;
   Index m_slots = 0, m_num_ranges = 0, m_num_runs = 0;
   Range m_ranges[most_runs];
   Run m_runs[most_runs];
   T* m_weights = nullptr;
   double* m_of_sums;  // (decays)
-  double m_of_far = minus_infinity, m_reference = minus_infinity;
+  double m_of_chunks = minus_infinity, m_reference = minus_infinity;
   T m_largest_value = 0;
   bool m_any_pending = false;
 };

@@ -82,7 +82,6 @@ class TokenRing {
   T score(const T* query, Index s) const { return dot_by_packs(query, key(s), m_shape.d); }
   const T* key(Index s) const { return m_keys.data() + s * m_shape.d; }
   const T* value(Index s) const { return m_values.data() + s * m_stride; }
-  Index value_step() const { return m_stride; }
   /// Feature k of slot s, and of the next slots up to the end of its tile.
   const T* feature(Index s, Index k) const {
     return m_features.data() + s / tile * tile * m_shape.r + k * tile + s % tile;

@@ -2,8 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <span>
 
 #include "nprf/core/lag_weights.hpp"
@@ -50,14 +48,8 @@ class SmoothEngine {
 
   const SmoothPlan<T>& plan() const { return m_plan; }
 
-  /// A bound of how much the weights that are used differ from c, relative to c, with the rounding errors of the sums
-  /// that they are added from.
-  double deviation() const {
-    // the sums of a chunk, of its polynomials up and down the levels, and of the blocks
-    const double roundings = smooth_chunk + 4.0 * static_cast<double>(m_plan.terms() * m_plan.levels());
-    return m_plan.error() + m_plan.condition() * static_cast<double>(std::numeric_limits<T>::epsilon()) / 2 *
-                                (m_plan.top() < 0 ? 0 : std::sqrt(roundings));
-  }
+  /// SmoothPlan::deviation().
+  double deviation() const { return m_plan.deviation(); }
 
   Index longest_plain_sum(Index n_k) const {
     const Index in_tiles = static_cast<Index>(m_plan.tiles().size()) * smooth_chunk;

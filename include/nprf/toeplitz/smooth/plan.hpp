@@ -2,7 +2,9 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
+#include <limits>
 #include <span>
 
 #include "nprf/core/lags.hpp"
@@ -66,6 +68,14 @@ class SmoothPlan {
   double error() const { return m_error; }
   /// The largest sum of the magnitudes that a weight is added from, relative to it.
   double condition() const { return m_condition; }
+  /// A bound of how much the weights that are used differ from c, relative to c, with the rounding errors of the sums
+  /// that they are added from.
+  double deviation() const {
+    // the sums of a chunk, of its polynomials up and down the levels, and of the blocks
+    const double roundings = smooth_chunk + 4.0 * static_cast<double>(m_terms * m_levels);
+    return m_error + m_condition * static_cast<double>(std::numeric_limits<T>::epsilon()) / 2 *
+                         (m_top < 0 ? 0 : std::sqrt(roundings));
+  }
   /// Whether no block that is summed has later keys than its queries.
   bool is_one_sided() const { return m_is_one_sided; }
 
