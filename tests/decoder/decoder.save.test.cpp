@@ -71,7 +71,10 @@ TEST_CASE("save: a loaded decoder continues with the same bits", "[decoder]") {
   check(attention_of(orf<T>(d, 6, 1)));
   check(attention_of(orf<T>(d, 6, 1), {AlibiPosition<T>(0.1f).bias()}, 5));
   check(attention_of(TaylorFeatures<T>({.input_dim = d}), {RelativePosition<T>(random_table<T>(50, 3)).bias()}));
-  check(attention_of(orf<T>(d, 6, 1), {RelativePosition<T>(waving_table<T>(800)).bias()}), 400, {256, 320, 330});
+  Vector<T> level = waving_table<T>(800);  // biases are equal from age 350 on, which is a tail without chunks
+  level.head(450).setConstant(level[450]);
+  for (const Vector<T>& table : {waving_table<T>(800), level})
+    check(attention_of(orf<T>(d, 6, 1), {RelativePosition<T>(table).bias()}), 400, {256, 320, 330});
 }
 
 TEST_CASE("save: a file of another decoder is refused", "[decoder]") {

@@ -63,13 +63,19 @@ class ChunkModel {
     const double all_tokens = scalars_of_tokens(shape, std::min(bias.reach(), ages));
     if (2 * all_tokens < 6 * static_cast<double>(scalars(shape, toeplitz::least_terms))) return;  // those of two levels
     Workspace workspace;
-    const LagWeightsView<T> c = weights(bias, ages, near, workspace);
     double least_time = 0.7 * all_tokens;
     for (Index terms = toeplitz::least_terms; terms <= toeplitz::most_terms; ++terms) {
       const Workspace::Scope scope(workspace);
-      const toeplitz::SmoothPlan<T> plan(c, {ages, ages, 1, 1}, terms, workspace);
-      ChunkModel model;
+      const auto plan_from = [&](Index age) {
+        return toeplitz::SmoothPlan<T>(weights(bias, ages, age, workspace), {ages, ages, 1, 1}, terms, workspace);
+      };
+      // The age 1 gets no weight, so that the chunk before that of the query is near: its moments are not needed yet.
+      // Nor do those blocks that are smooth among others that are not: all near chunks are summed token by token
+      const toeplitz::SmoothPlan<T> all = plan_from(std::max<Index>(near, 2));
+      if (all.top() < 0) continue;
+      const toeplitz::SmoothPlan<T> plan = plan_from(all.tiles().front() * chunk + 1);
       if (plan.top() < 0) continue;
+      ChunkModel model;
       model.take(plan, rollback);
       const double tokens = scalars_of_tokens(shape, model.reach()), sums = static_cast<double>(scalars(shape, terms));
       if (tokens + model.kept_chunks() * sums > 2 * all_tokens || tokens + sums >= least_time) continue;
@@ -107,14 +113,14 @@ class ChunkModel {
     return static_cast<double>(sum);
   }
 
-  // c by the lag, up to whole chunks; beyond the last age b goes on as a line, so that the last block is smooth, too.
-  // The age 1 gets no weight, so that the chunk before that of the query is near: its moments are not needed yet
-  static LagWeightsView<T> weights(const StepBias<T>& bias, Index ages, Index near, Workspace& workspace) {
+  // c by the lag from age `first` on, up to whole chunks; beyond the last age b goes on as a line, so that the last
+  // block is smooth, too
+  static LagWeightsView<T> weights(const StepBias<T>& bias, Index ages, Index first, Workspace& workspace) {
     const Index size = (ages + chunk - 1) / chunk * chunk + chunk, last = ages - 1;
     const double slope = last > 0 ? bias(last) - bias(last - 1) : 0;
     T* c = workspace.take<T>(2 * size);
     std::fill_n(c, 2 * size, T(0));
-    for (Index age = std::max<Index>(near, 2); age < size; ++age)
+    for (Index age = first; age < size; ++age)
       c[size - age] = static_cast<T>(
           std::exp(bias(std::min(age, last)) + slope * static_cast<double>(std::max<Index>(age - last, 0))));
     return {-size, c, 2 * size, {}, default_tolerance<T> / 4};

@@ -43,8 +43,8 @@ class HeadState {
       : m_d_v(d_v),
         m_ring(model.shape(d_v), model.kept_tokens()),
         m_sinks(model.sinks, model.features.map().input_dim(), d_v),
-        m_sums(std::max<std::size_t>(model.bias.tail().size(), 1),
-               RunningSums<T>(model.bias.has_tail() ? model.features.map().output_dim() : 0, d_v)),
+        m_sums(model.has_tail() ? model.bias.tail().size() : 1,
+               RunningSums<T>(model.has_tail() ? model.features.map().output_dim() : 0, d_v)),
         m_chunks(model.chunks, model.shape(d_v)) {}
 
   Index tokens() const { return m_tokens; }
@@ -106,7 +106,7 @@ class HeadState {
       StateToken<T> tokens[block];
       for (Index j = 0; j < block; ++j) tokens[j] = m_ring.token(m_left_ring + j);
       for (std::size_t p = 0; p < m_sums.size(); ++p)
-        m_sums[p].add(tokens, model.bias.has_tail() ? model.bias.tail()[p].slope : 0, scratch);
+        m_sums[p].add(tokens, model.has_tail() ? model.bias.tail()[p].slope : 0, scratch);
     }
     m_chunks.append(model.chunks, m_ring, m_tokens, scratch);
   }

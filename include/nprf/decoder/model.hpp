@@ -63,6 +63,8 @@ struct StepModel {
   Index kept_tokens() const { return pending() + RunningSums<T>::block; }
   /// Whether tokens that have left the ring have weights.
   bool sums_older_tokens() const { return bias.has_tail() || chunks.any(); }
+  /// Whether they are in running sums, one for each decay of the bias.
+  bool has_tail() const { return bias.has_tail() && !chunks.any(); }
 
   /// Sums older tokens by chunks if that is cheaper, for values of d_v columns and positive features: only then does a
   /// change of weights change a row by no more than the weights.
@@ -70,7 +72,6 @@ struct StepModel {
     chunks = {};
     if (!is_positive()) return;
     chunks = ChunkModel<T>(bias, shape(d_v), most_tokens, near, rollback);
-    if (chunks.any()) bias.join_tail(most_tokens);
   }
 
   TokenShape shape(Index d_v) const {

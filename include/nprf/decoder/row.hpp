@@ -184,7 +184,9 @@ class StepRow {
   }
 
   // whether exact softmax can replace the row: keys are stored, and no key that has left the ring has a weight
-  bool has_all_keys() const { return m_model.is_exact_fallback() && (m_tokens.first == 0 || !m_model.bias.has_tail()); }
+  bool has_all_keys() const {
+    return m_model.is_exact_fallback() && (m_tokens.first == 0 || !m_model.sums_older_tokens());
+  }
   void compute_by_softmax() {
     std::fill_n(m_N, padded_to_lanes(m_d_v), T(0));
     m_row.D = 0;
@@ -199,7 +201,7 @@ class StepRow {
       for (Index p = 0; p < m_d_v; ++p)
         if (!std::isfinite(value[p])) y[p] += m_model.is_positive() && std::isinf(value[p]) ? value[p] : nan;
     };
-    if (m_model.bias.has_tail() && !m_sums.front().has_finite_values()) {
+    if (m_model.sums_older_tokens() && !m_sums.front().has_finite_values()) {
       for (Index p = 0; p < m_d_v; ++p)
         if (const T x = m_sums.front().non_finite_values()[p]; x != 0) y[p] += m_model.is_positive() ? x : nan;
     }

@@ -79,16 +79,6 @@ class StepBias {
       store(std::min(m_most, std::max(2 * m_stored, needed)), [this](Index age) { return line(age); });
   }
 
-  /// Makes the biases of the tail a part of the table, which has `ages` ages then.
-  void join_tail(Index ages) {
-    m_most = std::max(m_most, ages);
-    reserve(ages);
-    m_table = ages, m_reach = std::max(m_reach, ages);
-    m_tail.clear();
-    m_largest.clear();
-    set_summary(ages);
-  }
-
   Index reach() const { return m_reach; }
   /// The number of ages before the line, at most the reach.
   Index table() const { return m_table; }

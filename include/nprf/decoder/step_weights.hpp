@@ -35,7 +35,7 @@ class StepWeights {
       : m_largest_bias(model.bias.largest(tokens)), m_of_sums(scratch.take<double>(static_cast<Index>(sums.size()))) {
     for (std::size_t p = 0; p < sums.size(); ++p) {
       m_of_sums[p] = minus_infinity;
-      if (model.bias.has_tail() && first > 0)
+      if (model.has_tail() && first > 0)
         m_of_sums[p] = sums[p].log_scale() + (model.bias.of_decay(p, tokens - first) - m_largest_bias);
       m_reference = std::max(m_reference, m_of_sums[p]);
     }
