@@ -44,6 +44,7 @@ TEMPLATE_TEST_CASE("the block-causal engine's gradients are the sums that define
   for (const Index n : {1, 2, 127, 128, 129, 257, 1000, 1025, 1300}) check(Case<T>(n, n, 3, 2));
   for (const auto& [n_q, n_k] : std::vector<std::pair<Index, Index>>{{1, 300}, {300, 1}, {300, 500}, {500, 300}})
     check(Case<T>(n_q, n_k, 2, 3));
+  check(Case<T>(1500, 1500, 32, 64));  // larger diagonal blocks
   for (const Index p : {W, W + 1, 2 * W - 1})
     for (const Index r : {Index{1}, Index{2}, W + 1, 2 * W + 3}) check(Case<T>(200, 300, r, p));
 }

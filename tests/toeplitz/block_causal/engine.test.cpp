@@ -55,7 +55,8 @@ struct Twin {
       tolerance.row(i) = direct_growth<T>(x.A.cols(), n_k) * magnitude.template cast<double>().transpose();
     }
     Workspace workspace;
-    const toeplitz::CausalLevels<T> levels(x.c.view(), axis, Team(workspace));
+    const toeplitz::CausalLevels<T> levels(
+        x.c.view(), axis, toeplitz::BlockCausalEngine<T>::cheapest_diagonal(axis.length(), x.shape()), Team(workspace));
     for (Index level = 0; level < levels.count(); ++level) {
       const Index size = levels[level].size, group = levels[level].group * size;
       for (Index target = 0; target < axis.length(); target += size)
@@ -114,6 +115,18 @@ TEMPLATE_TEST_CASE("the block-causal product is that of a plain loop, row by row
     for (const Index r : {Index{1}, Index{2}, W + 1, 2 * W + 3}) check(Case<T>(300, 300, r, p));
   check(Case<T>(300, 300, 37, W + 1));  // several blocks of features
   check(Case<T>(4100, 4100, 2, 1));     // two levels
+}
+
+TEMPLATE_TEST_CASE("block-causal: diagonal blocks are larger for more signals", "[toeplitz]", NPRF_TEST_SCALARS) {
+  using T = TestType;
+  const auto diagonal = [](const ProductShape& x) {
+    return toeplitz::BlockCausalEngine<T>::cheapest_diagonal(x.n_q, x);
+  };
+  CHECK(diagonal({1300, 1300, 3, 2}) == 128);
+  CHECK(diagonal({16384, 16384, 32, 64}) >= 512);
+  const Case<T> x(1500, 1500, 32, 64);
+  CHECK(diagonal(x.shape()) == 512);
+  check(x);
 }
 
 TEMPLATE_TEST_CASE("block-causal: the last weight may be of any lag", "[toeplitz][long]", NPRF_TEST_SCALARS) {

@@ -33,7 +33,7 @@ TEMPLATE_TEST_CASE("the maxima of a source block are those of its keys, at each 
   std::vector<Workspace> workspaces(2);
   const Team team(workspaces);
   const toeplitz::CausalAxis axis(c.support(), {n, n, r, p});
-  const toeplitz::CausalLevels<T> levels(c.view(), axis, team);
+  const toeplitz::CausalLevels<T> levels(c.view(), axis, 128, team);
   REQUIRE(levels.count() == 2);
   Matrix<T> B = normal<T>(axis.keys.end, r, 1), U = normal<T>(axis.keys.end, p, 2);
   B.topRows(7).setZero(), U.topRows(7).setZero();

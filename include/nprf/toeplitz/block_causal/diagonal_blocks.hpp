@@ -15,18 +15,17 @@
 namespace nprf::toeplitz {
 
 /// The diagonal blocks, which CausalLevels leaves out, as dense products: strips of 32 queries times the keys of their
-/// block up to the end of the strip. Time O(n 128 (r + p)).
+/// block up to the end of the strip. Time O(n block (r + p)).
 ///
 /// No bit of a row depends on later keys. Later keys have weight zero, and zero times a finite number adds nothing. For
 /// rows before a key with non-finite values, these values are replaced by zeros.
 template <Real T>
 class DiagonalBlocks {
  public:
-  static constexpr Index block = CausalLevels<T>::block;
-
-  DiagonalBlocks(LagWeightsView<T> c, const CausalAxis& axis, const Team& team) : m_axis(axis) {
-    T* weights = team.workspace().take<T>(2 * block);
-    for (Index k = 0; k < 2 * block; ++k) weights[k] = axis.weight(c, block - 1 - k);
+  DiagonalBlocks(LagWeightsView<T> c, const CausalLevels<T>& levels, const Team& team)
+      : m_axis(levels.axis()), m_block(levels.diagonal()) {
+    T* weights = team.workspace().take<T>(2 * m_block);
+    for (Index k = 0; k < 2 * m_block; ++k) weights[k] = m_axis.weight(c, m_block - 1 - k);
     m_weights = weights;
   }
 
@@ -38,7 +37,8 @@ class DiagonalBlocks {
       const Index i0 = std::max(first, m_axis.queries.first), rows = end - i0;
       if (rows <= 0) return;
       MatrixRef<T> y = Y.middleRows(i0 - m_axis.queries.first, rows);  // (rows,p)
-      const Index j0 = std::max(first / block * block, m_axis.keys.first), cols = std::min(end, m_axis.keys.end) - j0;
+      const Index j0 = std::max(first / m_block * m_block, m_axis.keys.first),
+                  cols = std::min(end, m_axis.keys.end) - j0;
       if (cols <= 0) {
         y.setZero();
         return;
@@ -57,35 +57,38 @@ class DiagonalBlocks {
   /// each place; `first` is the lag of dc[0].
   void add_gradients(const Factors<T>& x, const MatrixView<T>& G, const RunningKeyMax<T>& key_max, GradientRefs<T>& out,
                      const GradientSizes<T>& sizes, Index first, const Team& team) const {
-    const Index blocks = (m_axis.queries.end + block - 1) / block;
+    const Index block = m_block, blocks = (m_axis.queries.end + block - 1) / block;
     const Workspace::Scope scope(team.workspace());
     // what each block adds to dc and to the sums of lags, by distance
     auto dc = team.workspace().matrix<T>(blocks, block), size_of_lags = team.workspace().matrix<T>(blocks, block);
     team.run(blocks, [&](Index k, Workspace& scratch) {
       for (MatrixMap<T>* sums : {&dc, &size_of_lags}) std::ranges::fill(writable_row(*sums, k), T(0));
-      const Index end = (k + 1) * block;
-      const Index i0 = std::max(k * block, m_axis.queries.first), rows = std::min(end, m_axis.queries.end) - i0;
-      const Index j0 = std::max(k * block, m_axis.keys.first), cols = std::min(end, m_axis.keys.end) - j0;
-      if (rows <= 0 || cols <= 0) return;
-      const auto a = x.A.middleRows(i0, rows), g = G.middleRows(i0, rows);
-      const auto b = x.B.middleRows(j0, cols), u = x.U.middleRows(j0, cols);
-      auto S = scratch.matrix<T>(rows, cols), P = scratch.matrix<T>(rows, cols);
-      set_product(S, a, b.transpose());  // (rows,cols)
-      set_product(P, g, u.transpose());  // (rows,cols)
-      multiply_by_key_scales(P, i0, j0, key_max, scratch);
-      for (Index i = 0; i < rows; ++i)
-        for (Index j = 0; j < std::min(i0 + i + 1 - j0, cols); ++j) dc(k, i0 + i - j0 - j) += S(i, j) * P(i, j);
-      multiply_by_key_scales(S, i0, j0, key_max, scratch);
-      for (Index i = 0; sizes && i < rows; ++i)
-        for (Index j = 0; j < std::min(i0 + i + 1 - j0, cols); ++j)
-          size_of_lags(k, i0 + i - j0 - j) += S(i, j) * sizes.rows[i0 + i];
-      multiply_by_weights(S, i0, j0);
-      multiply_by_weights(P, i0, j0);
-      for (Index i = 0; sizes && i < rows; ++i)
-        for (Index j = 0; j < cols; ++j) sizes.keys[j0 + j] += S(i, j) * sizes.rows[i0 + i];
-      add_product(out.dA.middleRows(i0, rows), P, b);              // (rows,r)
-      add_product(out.dB.middleRows(j0, cols), P.transpose(), a);  // (cols,r)
-      add_product(out.dU.middleRows(j0, cols), S.transpose(), g);  // (cols,p)
+      const Index end = std::min((k + 1) * block, m_axis.queries.end), j0 = std::max(k * block, m_axis.keys.first);
+      for (Index i0 = std::max(k * block, m_axis.queries.first), next; i0 < end; i0 = next) {
+        next = std::min((i0 / backward_strip + 1) * backward_strip, end);
+        const Index rows = next - i0, cols = std::min(next, m_axis.keys.end) - j0;
+        if (cols <= 0) continue;
+        const Workspace::Scope strip_scope(scratch);
+        const auto a = x.A.middleRows(i0, rows), g = G.middleRows(i0, rows);
+        const auto b = x.B.middleRows(j0, cols), u = x.U.middleRows(j0, cols);
+        auto S = scratch.matrix<T>(rows, cols), P = scratch.matrix<T>(rows, cols);
+        set_product(S, a, b.transpose());  // (rows,cols)
+        set_product(P, g, u.transpose());  // (rows,cols)
+        multiply_by_key_scales(P, i0, j0, key_max, scratch);
+        for (Index i = 0; i < rows; ++i)
+          for (Index j = 0; j < std::min(i0 + i + 1 - j0, cols); ++j) dc(k, i0 + i - j0 - j) += S(i, j) * P(i, j);
+        multiply_by_key_scales(S, i0, j0, key_max, scratch);
+        for (Index i = 0; sizes && i < rows; ++i)
+          for (Index j = 0; j < std::min(i0 + i + 1 - j0, cols); ++j)
+            size_of_lags(k, i0 + i - j0 - j) += S(i, j) * sizes.rows[i0 + i];
+        multiply_by_weights(S, i0, j0);
+        multiply_by_weights(P, i0, j0);
+        for (Index i = 0; sizes && i < rows; ++i)
+          for (Index j = 0; j < cols; ++j) sizes.keys[j0 + j] += S(i, j) * sizes.rows[i0 + i];
+        add_product(out.dA.middleRows(i0, rows), P, b);              // (rows,r)
+        add_product(out.dB.middleRows(j0, cols), P.transpose(), a);  // (cols,r)
+        add_product(out.dU.middleRows(j0, cols), S.transpose(), g);  // (cols,p)
+      }
     });
     for (Index k = 0; k < blocks; ++k)
       for (Index d = 0; d < std::min(block, m_axis.lags.size()); ++d) {
@@ -96,11 +99,11 @@ class DiagonalBlocks {
   }
 
  private:
-  static constexpr Index strip = 32;
+  static constexpr Index strip = 32, backward_strip = 64;
 
   void multiply_by_weights(MatrixMap<T>& S, Index i0, Index j0) const {
     for (Index i = 0; i < S.rows(); ++i) {
-      const T* c = m_weights + block - 1 + j0 - (i0 + i);
+      const T* c = m_weights + m_block - 1 + j0 - (i0 + i);
       T* s = &S(i, 0);
       for (Index j = 0; j < S.cols(); ++j) s[j] = c[j] == T(0) ? T(0) : s[j] * c[j];
     }
@@ -142,7 +145,8 @@ class DiagonalBlocks {
   }
 
   CausalAxis m_axis;
-  const T* m_weights = nullptr;  // (2 block)  the weight of distance d at block - 1 - d
+  Index m_block;                 // the size of the blocks
+  const T* m_weights = nullptr;  // (2 m_block)  the weight of distance d at m_block - 1 - d
 };
 
 }  // namespace nprf::toeplitz

@@ -28,7 +28,7 @@ namespace nprf::toeplitz {
 /// the blocks before it, so that no key or value after a row changes a bit of the row, not even infinity or NaN.
 /// Signals, lanes and left-over columns are as in FftEngine. Supports key log-scales (factors.hpp).
 ///
-/// Time O(r p n log^2 n), one of the two logarithms to a base of 8 to 32, and O(n 128 (r + p)) on the diagonal;
+/// Time O(r p n log^2 n), one of the two logarithms to a base of 8 to 32, and O(n 1024 (r + p)) on the diagonal;
 /// workspace O(n (16 + lane_count * threads)), for gradients O(n (r + p)). Weights on both sides are supported,
 /// on an axis of up to twice the length. Threads share out groups of columns, and strips of the diagonal.
 template <Real T>
@@ -39,15 +39,16 @@ class BlockCausalEngine {
   static constexpr bool accepts_key_log_scales = true, is_automatic = true;
   static Engine name_for(const LagWeightsView<T>&) { return names[0]; }
 
-  /// n * 64 * (r + p + cut_weight_cost) + CausalLevels::operations(n) * signals * causal_operation, for n places and
-  /// the number of signals that signals() counts.
+  /// The least of cost_with() for diagonal blocks of all sizes.
   static double cost(const CostInputs<T>& x) {
     if (x.tokens.empty()) return 0;
-    constexpr double left_over = 2.5, operation = cost_factors.causal_operation;
     const Index length = CausalAxis(x.weights.support(), x.span).length();
-    const double r = static_cast<double>(x.tokens.r), p = static_cast<double>(x.tokens.p);
-    return static_cast<double>(length) * static_cast<double>(Levels::block) / 2 * (r + p + cut_weight_cost) +
-           Levels::operations(length) * signals<T>(x.tokens.r, x.tokens.p, left_over) * operation;
+    return cost_with(cheapest_diagonal(length, x.tokens), length, x.tokens);
+  }
+
+  /// The size of the diagonal blocks with which the engine is cheapest.
+  static Index cheapest_diagonal(Index length, const ProductShape& x) {
+    return std::ranges::min(Levels::diagonals, {}, [&](Index diagonal) { return cost_with(diagonal, length, x); });
   }
 
   /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1.
@@ -55,8 +56,8 @@ class BlockCausalEngine {
       : m_n_q(span.n_q),
         m_num_lags(span.n_q + span.n_k - 1),
         m_axis(lags.support(), span),
-        m_levels(lags, m_axis, team),
-        m_diagonal(lags, m_axis, team) {}
+        m_levels(lags, m_axis, cheapest_diagonal(m_axis.length(), span), team),
+        m_diagonal(lags, m_levels, team) {}
 
   /// Writes Y (n_q,p) = ((A B^T) o C) U, with key log-scales as in factors.hpp. If sums is not null, also writes
   /// sums (n_q) = ((A B^T) o C) 1, with the same log-scales.
@@ -120,6 +121,14 @@ class BlockCausalEngine {
   using Z = fft::ComplexLanes<T>;
   using Lanes = fft::Lanes<T>;
   static constexpr Index W = fft::lane_count<T>;
+
+  // n diagonal/2 (r + p + cut_weight_cost) + CausalLevels::operations(n) * signals * causal_operation, for n places and
+  // the number of signals that signals() counts
+  static double cost_with(Index diagonal, Index length, const ProductShape& x) {
+    constexpr double left_over = 2.5, operation = cost_factors.causal_operation;
+    return static_cast<double>(length * diagonal / 2) * (static_cast<double>(x.r + x.p) + cut_weight_cost) +
+           Levels::operations(length, diagonal) * signals<T>(x.r, x.p, left_over) * operation;
+  }
   static constexpr Index feature_block = 16;  // the number of features whose columns are laid out together
 
   // one row for each place

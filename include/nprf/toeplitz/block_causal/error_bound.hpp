@@ -36,7 +36,6 @@ class LevelNorms {
   LevelNorms(Side side, const CausalLevels<T>& levels, const RunningKeyMax<T>& key_max, const Factors<T>& x,
              const T* sizes, const Team& team)
       : m_levels(team.workspace().template take<Blocks>(levels.count())) {
-    constexpr Index block = CausalLevels<T>::block;
     const bool targets = side == Side::targets;
     const MatrixView<T>& X = targets ? x.A : x.B;
     const Slots& slots = (targets ? x.queries : x.keys).slots;
@@ -51,7 +50,7 @@ class LevelNorms {
         of.log_scales[k] = targets ? key_max.before(k * size) : key_max.largest(k * size, size);
         if (level == 0)
           return of.norms[k].add(
-              X, slots.below(k * block - first), slots.below((k + 1) * block - first),
+              X, slots.below(k * size - first), slots.below((k + 1) * size - first),
               [&](Index j) { return static_cast<double>(factors[slots[j]]); },
               [&](Index j) { return static_cast<double>(sizes[j]); });
         const Blocks& finer = m_levels[level - 1];

@@ -55,8 +55,8 @@ struct CausalAxis {
 /// A lower triangular Toeplitz matrix without its diagonal blocks, divided into blocks whose size grows with the
 /// distance from the diagonal:
 ///
-///     D . . . . . . . .     D   diagonal blocks of 128 positions (diagonal_blocks.hpp)
-///     1 D . . . . . . .     1   level 0: within a group of blocks of 128, each block of queries (a target) with
+///     D . . . . . . . .     D   diagonal blocks of `diagonal` positions (diagonal_blocks.hpp)
+///     1 D . . . . . . .     1   level 0: within a group of blocks of `diagonal`, each block of queries (a target) with
 ///     1 1 D . . . . . .         each earlier block of keys (a source)
 ///     2 2 2 D . . . . .     2   level 1: the same for groups of blocks of the size of a group of level 0
 ///     2 2 2 1 D . . . .
@@ -77,6 +77,7 @@ class CausalLevels {
   using Tree = fft::PolynomialTree<T>;
   using Z = fft::ComplexLanes<T>;
   static constexpr Index block = 128, most = 31;  // `most` sources in a group, and as many targets
+  static constexpr Index diagonals[] = {block, 2 * block, 4 * block, 8 * block};  // sizes of diagonal blocks
   static constexpr std::size_t most_levels = 32;  // each is at least four times as large as the one before
 
   struct Level {
@@ -99,8 +100,9 @@ class CausalLevels {
     Index level, first, count;
   };
 
-  CausalLevels(LagWeightsView<T> c, const CausalAxis& axis, const Team& team) : m_axis(axis) {
-    for (Index size = block, group; size < axis.length(); size *= group) {
+  CausalLevels(LagWeightsView<T> c, const CausalAxis& axis, Index diagonal, const Team& team)
+      : m_axis(axis), m_diagonal(diagonal) {
+    for (Index size = diagonal, group; size < axis.length(); size *= group) {
       group = plan(axis.length(), size).group;
       const Index others = std::min((axis.length() - 1) / size, group - 1);
       const Index offsets = std::min((axis.lags.size() + size - 2) / size, others);
@@ -123,6 +125,8 @@ class CausalLevels {
   Index count() const { return m_count; }
   const Level& operator[](Index level) const { return m_levels[static_cast<std::size_t>(level)]; }
   const CausalAxis& axis() const { return m_axis; }
+  /// The size of the diagonal blocks.
+  Index diagonal() const { return m_diagonal; }
 
   /// The largest number of places of the sources of a group.
   Index group_length() const {
@@ -135,7 +139,7 @@ class CausalLevels {
   }
 
   /// The cost of the transforms and products of two signals over n places, relative to one product of spectral values.
-  static double operations(Index n) { return plan(n, block).cost; }
+  static double operations(Index n, Index diagonal) { return plan(n, diagonal).cost; }
 
   /// How many numbers the spectra of all levels have.
   Index numbers() const { return m_count == 0 ? 0 : levels().back().end(); }
@@ -316,6 +320,7 @@ class CausalLevels {
   };
 
   CausalAxis m_axis;
+  Index m_diagonal;
   std::array<Level, most_levels> m_levels;
   Index m_count = 0;
 };
