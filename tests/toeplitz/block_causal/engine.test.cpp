@@ -125,7 +125,8 @@ TEMPLATE_TEST_CASE("block-causal: diagonal blocks are larger for more signals", 
   CHECK(diagonal({1300, 1300, 3, 2}) == 128);
   CHECK(diagonal({16384, 16384, 32, 64}) >= 512);
   const Case<T> x(1500, 1500, 32, 64);
-  CHECK(diagonal(x.shape()) == 512);
+  CHECK(diagonal(x.shape()) > 128);
+  CHECK(diagonal(x.shape()) < 1500);
   check(x);
 }
 
