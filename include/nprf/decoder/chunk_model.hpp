@@ -2,8 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <span>
 #include <utility>
@@ -62,12 +64,14 @@ class ChunkModel {
     if (ages > most_ages || !bias.attends_to_all() || !(bias.spread() <= most_spread)) return;
     const double all_tokens = scalars_of_tokens(shape, std::min(bias.reach(), ages));
     if (2 * all_tokens < 6 * static_cast<double>(scalars(shape, toeplitz::least_terms))) return;  // those of two levels
+    // so many that each chunk consists of two whole ones of the level below
+    const auto size = static_cast<Index>(std::bit_ceil(static_cast<std::uint64_t>((ages + chunk - 1) / chunk))) * chunk;
     Workspace workspace;
     double least_time = 0.7 * all_tokens;
     for (Index terms = toeplitz::least_terms; terms <= toeplitz::most_terms; ++terms) {
       const Workspace::Scope scope(workspace);
       const auto plan_from = [&](Index age) {
-        return toeplitz::SmoothPlan<T>(weights(bias, ages, age, workspace), {ages, ages, 1, 1}, terms, workspace);
+        return toeplitz::SmoothPlan<T>(weights(bias, ages, size, age, workspace), {size, size, 1, 1}, terms, workspace);
       };
       // The age 1 gets no weight, so that the chunk before that of the query is near: its moments are not needed yet.
       // Nor do those blocks that are smooth among others that are not: all near chunks are summed token by token
@@ -76,7 +80,7 @@ class ChunkModel {
       const toeplitz::SmoothPlan<T> plan = plan_from(all.tiles().front() * chunk + 1);
       if (plan.top() < 0) continue;
       ChunkModel model;
-      model.take(plan, rollback);
+      model.take(plan, ages, rollback);
       const double tokens = scalars_of_tokens(shape, model.reach()), sums = static_cast<double>(scalars(shape, terms));
       if (tokens + model.kept_chunks() * sums > 2 * all_tokens || tokens + sums >= least_time) continue;
       least_time = tokens + sums;
@@ -113,20 +117,40 @@ class ChunkModel {
     return static_cast<double>(sum);
   }
 
-  // c by the lag from age `first` on, up to whole chunks; beyond the last age b goes on as a line, so that the last
-  // block is smooth, too
-  static LagWeightsView<T> weights(const StepBias<T>& bias, Index ages, Index first, Workspace& workspace) {
-    const Index size = (ages + chunk - 1) / chunk * chunk + chunk, last = ages - 1;
-    const double slope = last > 0 ? bias(last) - bias(last - 1) : 0;
+  // c by the lag from age `first` on, up to `size` ages
+  static LagWeightsView<T> weights(const StepBias<T>& bias, Index ages, Index size, Index first, Workspace& workspace) {
+    const Extrapolation beyond(bias, ages - 1);
     T* c = workspace.take<T>(2 * size);
     std::fill_n(c, 2 * size, T(0));
     for (Index age = first; age < size; ++age)
-      c[size - age] = static_cast<T>(
-          std::exp(bias(std::min(age, last)) + slope * static_cast<double>(std::max<Index>(age - last, 0))));
+      c[size - age] = static_cast<T>(std::exp(age < ages ? bias(age) : beyond(age)));
     return {-size, c, 2 * size, {}, default_tolerance<T> / 4};
   }
 
-  void take(const toeplitz::SmoothPlan<T>& plan, Index rollback) {
+  // The biases of ages that do not occur: a cubic polynomial of the logarithm of the age through four of the last ages.
+  // It only has to go on smoothly, so that blocks which are partly beyond the last age are smooth, too
+  struct Extrapolation {
+    static constexpr std::size_t points = 4;
+    double log_ages[points], differences[points];
+
+    Extrapolation(const StepBias<T>& bias, Index last) {
+      for (std::size_t i = 0; i < points; ++i) {
+        const Index age = last - static_cast<Index>(0.05 * static_cast<double>(i) * static_cast<double>(last));
+        log_ages[i] = std::log(static_cast<double>(age)), differences[i] = bias(age);
+      }
+      for (std::size_t order = 1; order < points; ++order)  // Newton's divided differences
+        for (std::size_t i = points - 1; i >= order; --i)
+          differences[i] = (differences[i] - differences[i - 1]) / (log_ages[i] - log_ages[i - order]);
+    }
+    double operator()(Index age) const {
+      const double x = std::log(static_cast<double>(age));
+      double sum = 0;
+      for (std::size_t i = points; i-- > 0;) sum = sum * (x - log_ages[i]) + differences[i];
+      return sum;
+    }
+  };
+
+  void take(const toeplitz::SmoothPlan<T>& plan, Index ages, Index rollback) {
     m_terms = plan.terms();
     m_near_chunks = plan.tiles().front() + 1;
     m_deviation = plan.deviation();
@@ -143,7 +167,7 @@ class ChunkModel {
       for (Index parity : {0, 1})
         for (const auto& [offset, K] : from.side(toeplitz::Axis::queries).coupled[parity]) {
           const Index distance = -offset, first = distance + (distance + parity) % 2;
-          if (first >= from.side(toeplitz::Axis::queries).chunks) continue;  // no chunk has a chunk of keys there
+          if (first * (chunk << l) >= ages) continue;  // no chunk has a chunk of keys there
           Coupling& each = to.coupled[parity].emplace_back();
           each.distance = distance;
           int exponent;
