@@ -78,7 +78,8 @@ class Decoder:
     features, position, normalization, near, sinks, engine: those of Attention. heads: the heads of queries; None: those
     of the first call. batch: the number of sequences. rollback: how many of its last tokens a sequence can take back.
     most_tokens: the most tokens that a sequence can have, 0 is any number; with it and positive features, tables that are
-    nearly a line or a sum of decays, as Kerple's, have a state of fixed size. dtype: float32 or float64, of all arrays.
+    nearly a line or a sum of decays, as Kerple's, have a state of fixed size, and other smooth ones, as Spline's, one that
+    hardly grows. dtype: float32 or float64, of all arrays.
 
     Arrays are [batch, heads, tokens, d], or for one sequence [heads, tokens, d] or [tokens, d]; with
     layout="tokens_first" [batch, tokens, heads, d] or [tokens, heads, d]. Keys and values may have fewer heads. Options
