@@ -25,9 +25,9 @@ set(levels
   "nprf.hpp cuda.hpp")
 
 # headers that device code may include, which is compiled without a matrix library
-set(device_headers "config|core/(compensated_sum|engine|error|fitted_decays|fitted_tails|index|lag_problem|lags|lower_lags|row_quotient|slots)|fft/length")
+set(device_headers "config|core/(compensated_sum|engine|error|fitted_decays|fitted_tails|index|lag_problem|lags|lower_lags|plain_pack|row_quotient|slots)|fft/length")
 string(APPEND device_headers "|decoder/(running_log_scale|step_bias)")
-string(APPEND device_headers "|toeplitz/(fft/convolution_error|plan/failing_share)")
+string(APPEND device_headers "|toeplitz/(fft/convolution_error|plan/failing_share|smooth/(block_pairs|chunk_blocks|plan|polynomials))")
 
 set(level 0)
 foreach(rooms ${levels})

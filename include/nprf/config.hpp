@@ -89,6 +89,8 @@
 /// registers. Below -O3 compilers unroll loops only by request.
 #ifdef __clang__
 #define NPRF_UNROLL _Pragma("unroll")
+#elif defined(__CUDACC__)  // code of the host, for which nvcc knows no such request
+#define NPRF_UNROLL
 #else
 #define NPRF_UNROLL _Pragma("GCC unroll 8")
 #endif

@@ -25,6 +25,19 @@ inline LagRange reachable_lags(Index n_q, Index n_k, Index offset, Direction dir
   return {all.first, direction == Direction::causal ? std::min<Index>(all.last, 0) : all.last};
 }
 
+/// The number of pairs of a query and a key whose lag is in a range, if n_q and n_k slots are all filled.
+inline double pairs_in(LagRange range, Index n_q, Index n_k) {
+  // the number of pairs with a lag of at most l. By lag, the diagonals of the n_q x n_k matrix grow up to min(n_q, n_k)
+  // pairs, keep this length, and become shorter again
+  const auto up_to = [n_q = static_cast<double>(n_q), n_k = static_cast<double>(n_k)](double l) {
+    const double rising = std::clamp(l + n_q, 0.0, n_q + n_k - 1), shorter = std::min(n_q, n_k);
+    const double flat = std::max(rising - shorter, 0.0), falling = std::max(rising - std::max(n_q, n_k), 0.0);
+    return rising * (rising + 1) / 2 - flat * (flat + 1) / 2 - falling * (falling + 1) / 2;
+  };
+  if (range.size() == 0 || n_q == 0 || n_k == 0) return 0;
+  return up_to(static_cast<double>(range.last)) - up_to(static_cast<double>(range.first - 1));
+}
+
 /// The lags of the near field. Its pairs are those of tokens that are less than `width` apart: along the sequence, or
 /// on a grid in each of the two dimensions. Attention computes the weights of these pairs exactly. Lags are differences
 /// of slots, and include the offset of the queries.

@@ -70,7 +70,7 @@ LagWeightsView<T> within(const LagWeights<T>& c, double tolerance) {
 template <Real T>
 void check_plan(const LagWeights<T>& c, Index n_q, Index n_k, double tolerance) {
   Workspace workspace;
-  const SmoothPlan<T> plan(within(c, tolerance), {n_q, n_k, 1, 1}, terms, workspace);
+  const SmoothPlan<T> plan(within(c, tolerance), n_q, n_k, terms, workspace);
   CHECK(plan.error() <= tolerance);
   for (const Axis axis : {Axis::queries, Axis::keys}) {
     const Expanded x = expand(plan, c, n_q, n_k, axis);
@@ -122,7 +122,7 @@ TEMPLATE_TEST_CASE("kinks, steps, zeros and noise are tiles where they are", "[t
   Workspace workspace;
   const auto tiles = [&](std::size_t k) {
     const LagWeights<T> c = weights_of<T>(odd[k], n, n, 0);
-    return SmoothPlan<T>(within(c, 1e-4), {n, n, 1, 1}, terms, workspace).tiles().size();
+    return SmoothPlan<T>(within(c, 1e-4), n, n, terms, workspace).tiles().size();
   };
   CHECK(tiles(0) < 10);
   CHECK(tiles(3) == 2 * (n / smooth_chunk + 1) - 1);
@@ -138,7 +138,7 @@ TEMPLATE_TEST_CASE("blocks whose tangents are rough are tiles, also where the we
     const LagWeights<T> w = weights_of<T>({"", tangent}, n, n, 0);
     LagWeightsView<T> all = within(c, 1e-4);
     all.tangents = w.values.data();
-    return SmoothPlan<T>(all, {n, n, 1, 1}, terms, workspace);
+    return SmoothPlan<T>(all, n, n, terms, workspace);
   };
   const auto couplings = [](const SmoothPlan<T>& of) {
     std::size_t count = 0;
@@ -159,7 +159,7 @@ TEST_CASE("chunks of smooth tables have a few couplings at each level", "[toepli
   Workspace workspace;
   const Index n = 1 << 14;
   const LagWeights<float> c = weights_of<float>(smooth_tables()[0], n, n, 0, 0);
-  const SmoothPlan<float> plan(within(c, 2.5e-5), {n, n, 1, 1}, terms, workspace);
+  const SmoothPlan<float> plan(within(c, 2.5e-5), n, n, terms, workspace);
   CHECK(plan.top() == 6);
   CHECK(plan.is_one_sided());
   CHECK(plan.tiles().size() <= 4);

@@ -5,10 +5,18 @@
 #include <cmath>
 #include <limits>
 
+#include "nprf/config.hpp"
+#include "nprf/core/index.hpp"
 #include "nprf/core/lags.hpp"
-#include "nprf/core/pack.hpp"
-#include "nprf/core/types.hpp"
 #include "nprf/toeplitz/smooth/polynomials.hpp"
+
+namespace nprf {
+
+// core/pack.hpp, which needs a matrix library: the plans of GPUs use a PlainPack in its place
+template <Real T>
+struct Pack;
+
+}  // namespace nprf
 
 /// Blocks of the Toeplitz matrix C of a chunk of queries and a chunk of keys, and whether products of polynomials
 /// represent them. With the distance D of the two chunks, the block of chunks of N slots is
@@ -139,9 +147,9 @@ struct ChunkBlock {
 
   /// The block with these values of the lags -D chunk - (chunk - 1) ..., of which there are ChunkBasis::lags. Errors
   /// are relative to the weights c of the same lags, by default the values themselves. The block is smooth if its error
-  /// is at most the tolerance, and its condition at most largest_condition.
+  /// is at most the tolerance, and its condition at most largest_condition. P: the packs that it computes with.
+  template <class P = Pack<T>>
   static ChunkBlock of_values(const T* values, Index terms, double tolerance, const T* c = nullptr) {
-    using P = Pack<T>;
     if (!c) c = values;
     ChunkBlock block;
     auto most = P::all(c[0]), minus_least = P::all(-c[0]);
@@ -154,7 +162,7 @@ struct ChunkBlock {
     if (block.least == 0 && largest == 0) block.kind = BlockKind::empty;
     if (!(block.least > 0) || !(largest <= std::numeric_limits<T>::max())) return block;
     block.project(values, terms);
-    block.error = block.error_of(values, c, terms, tolerance);
+    block.error = block.template error_of<P>(values, c, terms, tolerance);
     block.set_kind(ChunkBasis<T>::get().end, tolerance);
     return block;
   }
@@ -217,8 +225,8 @@ struct ChunkBlock {
   }
 
   // the largest error; or, if it is larger than the tolerance, that of some rows
+  template <class P>
   double error_of(const T* values, const T* c, Index terms, double tolerance) const {
-    using P = Pack<T>;
     constexpr Index chunk = smooth_chunk;
     const T* basis = ChunkBasis<T>::get().by_term;
     T inverse[2 * chunk], ratio[2 * chunk], rows[most_terms * chunk] = {};
@@ -247,7 +255,7 @@ struct ChunkBlock {
 inline constexpr double tangent_factor = 4;
 
 /// The weights of the block of chunks at distance D, with zeros for lags outside the table.
-template <Real T>
+template <Real T, class P = Pack<T>>
 class BlockWeights {
  public:
   BlockWeights(const LagWeightsView<T>& c, Index D) : m_max_deviation(c.max_deviation) {
@@ -263,11 +271,11 @@ class BlockWeights {
 
   /// Whether all lags of the block are in the table.
   bool is_whole() const { return m_is_whole; }
-  ChunkBlock<T> block(Index terms) const { return ChunkBlock<T>::of_values(m_c, terms, m_max_deviation); }
+  ChunkBlock<T> block(Index terms) const { return ChunkBlock<T>::template of_values<P>(m_c, terms, m_max_deviation); }
   /// The block of the tangents; rough if there are none.
   ChunkBlock<T> tangents(Index terms) const {
     if (!m_tangents) return {};
-    return ChunkBlock<T>::of_values(m_tangents, terms, tangent_factor * m_max_deviation, m_c);
+    return ChunkBlock<T>::template of_values<P>(m_tangents, terms, tangent_factor * m_max_deviation, m_c);
   }
 
  private:

@@ -6,9 +6,11 @@
 #include <limits>
 #include <numeric>
 
-#include "nprf/core/lag_weights.hpp"
+#include "nprf/core/lags.hpp"
+#include "nprf/core/pack.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/toeplitz/cost.hpp"
+#include "nprf/toeplitz/smooth/block_pairs.hpp"
 #include "nprf/toeplitz/smooth/chunk_blocks.hpp"
 
 namespace nprf::toeplitz {
@@ -18,40 +20,6 @@ struct SmoothCost {
   Index terms = most_terms;
   double cost = std::numeric_limits<double>::infinity();
 };
-
-namespace detail {
-
-/// The number of pairs of slots in blocks of one direction by how they are computed: by tiles; by this many
-/// polynomials.
-struct BlockPairs {
-  double rough = 0, smooth[most_terms + 1] = {};
-};
-
-// of the blocks at the distances sign, 2 sign, ...; from a sample of blocks, at distances of which each is half as
-// large again as the one before
-template <Real T>
-BlockPairs sample_blocks(const CostInputs<T>& x, Index sign) {
-  const Index chunks = ((sign > 0 ? x.span.n_q : x.span.n_k) + smooth_chunk - 1) / smooth_chunk;
-  BlockPairs pairs;
-  for (Index k = 1, next; k < chunks; k = next) {
-    next = std::min(k + std::max<Index>(k / 2, 1), chunks);
-    const Index last = -sign * (next - 1) * smooth_chunk;
-    const BlockWeights<T> weights(x.weights, sign * k);
-    const LagRange of{std::min(-sign * k * smooth_chunk, last) - smooth_chunk / 2 + 1,
-                      std::max(-sign * k * smooth_chunk, last) + smooth_chunk / 2};
-    const double count = pairs_in(of, x.span.n_q, x.span.n_k);
-    for (Index terms = least_terms;; ++terms) {
-      BlockKind kind = weights.block(terms).kind;
-      if (kind == BlockKind::smooth && x.weights.tangents) kind = weights.tangents(terms).kind;
-      if (kind == BlockKind::smooth) pairs.smooth[terms] += count;
-      if (kind == BlockKind::rough && terms == most_terms) pairs.rough += count;
-      if (kind != BlockKind::rough || terms == most_terms) break;
-    }
-  }
-  return pairs;
-}
-
-}  // namespace detail
 
 /// The cost of SmoothEngine by a sample of blocks of C; infinity for few slots, and for weights that may not change.
 template <Real T>
@@ -67,10 +35,11 @@ SmoothCost smooth_cost(const CostInputs<T>& x) {
                filled = static_cast<double>(x.tokens.n_q) * static_cast<double>(x.tokens.n_k) /
                         (static_cast<double>(x.span.n_q) * static_cast<double>(x.span.n_k)),
                diagonal = pairs_in({1 - smooth_chunk, smooth_chunk - 1}, x.span.n_q, x.span.n_k) / 2;
-  const detail::BlockPairs directions[] = {detail::sample_blocks(x, 1), detail::sample_blocks(x, -1)};
+  const BlockPairs directions[] = {sampled_blocks(x.weights, x.span.n_q, x.span.n_k, 1),
+                                   sampled_blocks(x.weights, x.span.n_q, x.span.n_k, -1)};
   for (Index terms = least_terms; terms <= most_terms; ++terms) {
     double rough = diagonal, offsets = 0;
-    for (const detail::BlockPairs& each : directions) {
+    for (const BlockPairs& each : directions) {
       const double smooth = std::accumulate(each.smooth, each.smooth + terms + 1, 0.0),
                    left = each.rough + std::accumulate(each.smooth + terms + 1, std::end(each.smooth), 0.0);
       rough += left;

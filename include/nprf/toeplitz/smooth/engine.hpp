@@ -44,7 +44,7 @@ class SmoothEngine {
   /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1.
   SmoothEngine(LagWeightsView<T> lags, const ProductShape& span, const Team& team)
       : m_c(all_lags(lags, span, team.workspace())),
-        m_plan(m_c, span, smooth_cost<T>({m_c, span, span}).terms, team.workspace()) {}
+        m_plan(m_c, span.n_q, span.n_k, smooth_cost<T>({m_c, span, span}).terms, team.workspace()) {}
 
   const SmoothPlan<T>& plan() const { return m_plan; }
 

@@ -7,10 +7,8 @@
 #include <limits>
 #include <span>
 
+#include "nprf/core/index.hpp"
 #include "nprf/core/lags.hpp"
-#include "nprf/core/shapes.hpp"
-#include "nprf/core/types.hpp"
-#include "nprf/core/workspace.hpp"
 #include "nprf/toeplitz/smooth/chunk_blocks.hpp"
 
 namespace nprf::toeplitz {
@@ -46,16 +44,18 @@ struct SmoothLevel {
 /// How C is divided into blocks: those that are smooth (chunk_blocks.hpp), at the highest level where they are; and
 /// tiles of one chunk, which are all others. A block that the slots do not fill is a tile.
 ///
-/// Time and memory O(n terms^2).
-template <Real T>
+/// P: the packs that it computes with. Time and memory O(n terms^2).
+template <Real T, class P = Pack<T>>
 class SmoothPlan {
  public:
   static constexpr Index most_levels = 40;  // more than there can be slots for
 
   /// For the weights c of queries in slots 0..n_q-1 and keys in slots 0..n_k-1. A weight changes by at most
   /// c.max_deviation, relative to it, and a tangent by at most tangent_factor times as much, relative to its weight. c
-  /// must have all lags between the slots. The tables are in the workspace.
-  SmoothPlan(LagWeightsView<T> c, const ProductShape& span, Index terms, Workspace& workspace);
+  /// must have all lags between the slots. The tables are in `storage`, of which take<U>(count) returns memory for
+  /// `count` objects: a Workspace, or a GPU's HostMemory.
+  template <class Storage>
+  SmoothPlan(LagWeightsView<T> c, Index n_q, Index n_k, Index terms, Storage& storage);
 
   Index terms() const { return m_terms; }
   Index levels() const { return m_levels; }
@@ -81,50 +81,56 @@ class SmoothPlan {
 
  private:
   // sets the numbers of chunks and distances
-  void set_shape(Index l, const ProductShape& span) {
+  void set_shape(Index l) {
     SmoothLevel<T>& level = m_level[l] = {};
     const Index points = smooth_chunk << l;
-    level.sides[0].chunks = (span.n_q + points - 1) / points, level.sides[1].chunks = (span.n_k + points - 1) / points;
+    level.sides[0].chunks = (m_n_q + points - 1) / points, level.sides[1].chunks = (m_n_k + points - 1) / points;
     level.first = 1 - level.sides[1].chunks, level.count = level.sides[0].chunks + level.sides[1].chunks - 1;
   }
-  static const T* rounded(const double* M, Workspace& workspace) {
-    T* out = workspace.take<T>(term_pairs);
+  template <class Storage>
+  static const T* rounded(const double* M, Storage& storage) {
+    T* out = storage.template take<T>(term_pairs);
     for (Index k = 0; k < term_pairs; ++k) out[k] = static_cast<T>(M[k]);
     return out;
   }
-  void set_lowest_level(LagWeightsView<T> c, const ProductShape& span, Workspace& workspace);
-  bool add_level(const ProductShape& span, double tolerance, Workspace& workspace);
-  void couple(Index l, Workspace& workspace);
+  template <class Storage>
+  void set_lowest_level(LagWeightsView<T> c, Storage& storage);
+  template <class Storage>
+  bool add_level(double tolerance, Storage& storage);
+  template <class Storage>
+  void couple(Index l, Storage& storage);
 
-  Index m_terms, m_levels = 1, m_top = -1;
+  Index m_n_q, m_n_k, m_terms, m_levels = 1, m_top = -1;
   SmoothLevel<T>* m_level;  // (most_levels)
   std::span<const Index> m_tiles;
   double m_error = 0, m_condition = 1;
   bool m_is_one_sided = true;
 };
 
-template <Real T>
-SmoothPlan<T>::SmoothPlan(LagWeightsView<T> c, const ProductShape& span, Index terms, Workspace& workspace)
-    : m_terms(terms), m_level(workspace.take<SmoothLevel<T>>(most_levels)) {
-  set_lowest_level(c, span, workspace);
-  while (m_levels < most_levels && add_level(span, c.max_deviation, workspace)) ++m_levels;
-  for (Index l = 0; l < m_levels; ++l) couple(l, workspace);
+template <Real T, class P>
+template <class Storage>
+SmoothPlan<T, P>::SmoothPlan(LagWeightsView<T> c, Index n_q, Index n_k, Index terms, Storage& storage)
+    : m_n_q(n_q), m_n_k(n_k), m_terms(terms), m_level(storage.template take<SmoothLevel<T>>(most_levels)) {
+  set_lowest_level(c, storage);
+  while (m_levels < most_levels && add_level(c.max_deviation, storage)) ++m_levels;
+  for (Index l = 0; l < m_levels; ++l) couple(l, storage);
   const SmoothLevel<T>& lowest = m_level[0];
-  Index* tiles = workspace.take<Index>(lowest.count);
+  Index* tiles = storage.template take<Index>(lowest.count);
   std::size_t count = 0;
   for (Index D = lowest.first + lowest.count - 1; D >= lowest.first; --D)
     if (lowest.kind(D) == BlockKind::rough) tiles[count++] = D;
   m_tiles = {tiles, count};
 }
 
-template <Real T>
-void SmoothPlan<T>::set_lowest_level(LagWeightsView<T> c, const ProductShape& span, Workspace& workspace) {
-  set_shape(0, span);
+template <Real T, class P>
+template <class Storage>
+void SmoothPlan<T, P>::set_lowest_level(LagWeightsView<T> c, Storage& storage) {
+  set_shape(0);
   SmoothLevel<T>& level = m_level[0];
-  auto* blocks = workspace.take<ChunkBlock<T>>(level.count);
-  auto* tangents = c.tangents ? workspace.take<ChunkBlock<T>>(level.count) : nullptr;
+  auto* blocks = storage.template take<ChunkBlock<T>>(level.count);
+  auto* tangents = c.tangents ? storage.template take<ChunkBlock<T>>(level.count) : nullptr;
   for (Index k = 0; k < level.count; ++k) {
-    const BlockWeights<T> weights(c, level.first + k);
+    const BlockWeights<T, P> weights(c, level.first + k);
     blocks[k] = weights.block(m_terms);
     if (tangents) tangents[k] = weights.tangents(m_terms);
     const bool fails = !weights.is_whole() || (tangents && tangents[k].kind != BlockKind::smooth);
@@ -134,19 +140,20 @@ void SmoothPlan<T>::set_lowest_level(LagWeightsView<T> c, const ProductShape& sp
 }
 
 // adds the level above the highest one; returns false if it has no smooth block
-template <Real T>
-bool SmoothPlan<T>::add_level(const ProductShape& span, double tolerance, Workspace& workspace) {
+template <Real T, class P>
+template <class Storage>
+bool SmoothPlan<T, P>::add_level(double tolerance, Storage& storage) {
   const Index l = m_levels;
   SmoothLevel<T>& inner = m_level[l - 1];
   if (std::max(inner.sides[0].chunks, inner.sides[1].chunks) <= 2) return false;
-  set_shape(l, span);
+  set_shape(l);
   SmoothLevel<T>& level = m_level[l];
-  auto* blocks = workspace.take<ChunkBlock<T>>(level.count);
-  auto* tangents = inner.tangents ? workspace.take<ChunkBlock<T>>(level.count) : nullptr;
+  auto* blocks = storage.template take<ChunkBlock<T>>(level.count);
+  auto* tangents = inner.tangents ? storage.template take<ChunkBlock<T>>(level.count) : nullptr;
   const Halves halves(smooth_chunk << (l - 1), m_terms);
   for (Index half : {0, 1}) {
-    inner.W[half] = rounded(halves.W[half], workspace);
-    inner.Wt[half] = rounded(halves.Wt[half], workspace);
+    inner.W[half] = rounded(halves.W[half], storage);
+    inner.Wt[half] = rounded(halves.Wt[half], storage);
   }
   bool any = false;
   for (Index k = 0; k < level.count; ++k) {
@@ -169,14 +176,15 @@ bool SmoothPlan<T>::add_level(const ProductShape& span, double tolerance, Worksp
 }
 
 // lists the blocks of level l that are smooth and not in a smooth block of level l + 1
-template <Real T>
-void SmoothPlan<T>::couple(Index l, Workspace& workspace) {
+template <Real T, class P>
+template <class Storage>
+void SmoothPlan<T, P>::couple(Index l, Storage& storage) {
   SmoothLevel<T>& level = m_level[l];
-  T* matrices[2] = {workspace.take<T>(level.count * term_pairs),
-                    workspace.take<T>(level.count * term_pairs)};  // K, K^T
+  T* matrices[2] = {storage.template take<T>(level.count * term_pairs),
+                    storage.template take<T>(level.count * term_pairs)};  // K, K^T
   for (Index side : {0, 1})
     for (Index parity : {0, 1}) {
-      auto* list = workspace.take<Coupling<T>>(level.count);
+      auto* list = storage.template take<Coupling<T>>(level.count);
       std::size_t count = 0;
       for (Index k = 0; k < level.count; ++k) {
         const ChunkBlock<T>& block = level.blocks[k];

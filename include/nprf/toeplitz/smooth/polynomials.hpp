@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "nprf/core/types.hpp"
+#include "nprf/core/index.hpp"
 
 namespace nprf::toeplitz {
 
