@@ -12,6 +12,7 @@ set(levels
   "toeplitz/engine.hpp cuda/toeplitz/engine.cuh"
   "toeplitz/direct toeplitz/fft cuda/toeplitz/direct"
   "toeplitz/banded toeplitz/block_causal toeplitz/fftw toeplitz/smooth toeplitz/plan/failing_share.hpp cuda/toeplitz/banded cuda/toeplitz/fft"
+  "cuda/toeplitz/smooth"
   "toeplitz cuda/error_bound cuda/toeplitz/engines.cuh"
   "attention/weights cuda/toeplitz"
   "attention/scaling cuda/toeplitz/backward cuda/feature_map"

@@ -31,7 +31,7 @@ struct Case {
   cuda::PlanShape shape() const { return {.batch = batch, .heads = heads, .n_q = n, .n_k = n, .d_v = head_dim}; }
   cuda::Engine requested_engine() const {
     using enum cuda::Engine;
-    for (const cuda::Engine candidate : {automatic, direct, banded, fused, cufft})
+    for (const cuda::Engine candidate : {automatic, direct, banded, fused, cufft, smooth})
       if (name(candidate) == engine) return candidate;
     throw std::runtime_error("unknown engine " + engine);
   }

@@ -16,7 +16,7 @@
 namespace nprf::test {
 
 inline const std::vector<cuda::Engine> cuda_engines{cuda::Engine::direct, cuda::Engine::banded, cuda::Engine::fused,
-                                                    cuda::Engine::cufft};
+                                                    cuda::Engine::cufft, cuda::Engine::smooth};
 
 /// Whether rows of an engine may fail the FFT error bound. With a near field and with features that are a series, exact
 /// softmax replaces such rows, which are others on the CPU.

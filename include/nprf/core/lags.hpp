@@ -133,6 +133,10 @@ struct Tails {
   double slope_before = 0, slope_after = 0;
 };
 
+/// How much an engine may change the weights of attention, relative to each, so that with positive features a row of y
+/// changes by at most half of the tolerance, relative to the largest |v|.
+inline double deviation_within(double tolerance) { return std::min(tolerance / 4, 0.0025); }
+
 /// A view of the weights c[lag] of a Toeplitz matrix C[i,j] = c[j-i]. A lag outside the table has weight 0.
 template <Real T>
 struct LagWeightsView {

@@ -12,11 +12,11 @@
 namespace nprf::python {
 
 inline cuda::Engine device_engine(const std::string& engine) {
-  for (const cuda::Engine each :
-       {cuda::Engine::automatic, cuda::Engine::direct, cuda::Engine::banded, cuda::Engine::fused, cuda::Engine::cufft})
+  for (const cuda::Engine each : {cuda::Engine::automatic, cuda::Engine::direct, cuda::Engine::banded,
+                                  cuda::Engine::fused, cuda::Engine::cufft, cuda::Engine::smooth})
     if (engine == name(each)) return each;
-  throw InvalidArgument(
-      nprf::detail::sentence("engine: expected automatic, direct, banded, fused or cufft on a GPU, got ", engine));
+  throw InvalidArgument(nprf::detail::sentence(
+      "engine: expected automatic, direct, banded, fused, cufft or smooth on a GPU, got ", engine));
 }
 
 template <cuda::Storage S>

@@ -211,7 +211,7 @@ TEST_CASE("failing_share predicts the number of failing rows for equal keys", "[
       x.v.setOnes();
       cuda::AttentionModel model =
           cuda::model_of(Attention(orf<float>(6, 16, 7), RelativePosition<float>(table), {.direction = direction}));
-      const cuda::DeviceModel on_device(model, x.shape, false, nullptr);
+      const cuda::DeviceModel on_device(model, x.shape, {}, nullptr);
       const double share =
           cuda::failing_share(on_device.weights_of(model.positions[0]), n, n, 2048, x.options.tolerance);
       cuda::Counts counts{};

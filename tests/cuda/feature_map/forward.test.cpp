@@ -83,7 +83,7 @@ TEST_CASE("exponential features agree with their definition, for tokens of any s
           cuda::AttentionModel model = model_of(kind, d, m, 1);
           // so long that the largest log-scale of keys is searched for
           for (float& w : model.features[0].projection) w *= 20;
-          const cuda::DeviceModel device_model(model, {.heads = heads, .n_q = n, .n_k = n, .d_v = 1}, false, nullptr);
+          const cuda::DeviceModel device_model(model, {.heads = heads, .n_q = n, .n_k = n, .d_v = 1}, {}, nullptr);
           REQUIRE(device_model.needs_log_scales());
           const Matrix<double> w = as_floats(model.features[0].projection, m, d).cast<double>();
           const Matrix<double> got =
@@ -108,7 +108,7 @@ TEST_CASE("features by token are the rounded features by channel, padded with ze
     for (const int m : {3, 16, 20})
       for (const double radius : {0.0, 1.0}) {
         const cuda::DeviceModel device_model(model_of(kind, d, m, radius),
-                                             {.heads = heads, .n_q = n, .n_k = n, .d_v = 1}, false, nullptr);
+                                             {.heads = heads, .n_q = n, .n_k = n, .d_v = 1}, {}, nullptr);
         const Matrix<float> by_channel = features<float>(device_model, q, k, key_mask);
         const Matrix<float> by_token = features<__nv_bfloat16>(device_model, q, k, key_mask);
         INFO("kind " << static_cast<int>(kind) << ", m " << m << ", radius " << radius);

@@ -57,7 +57,7 @@ struct Case {
   // by tensor cores, or by the kernel that computes in float
   template <class Feature, class S>
   Features compute(const std::vector<S>& q, const std::vector<S>& k, bool on_tensor_cores) const {
-    cuda::DeviceModel device_model(model(), {.heads = heads, .n_q = n, .n_k = n, .d_v = 1, .heads_k = heads_k}, false,
+    cuda::DeviceModel device_model(model(), {.heads = heads, .n_q = n, .n_k = n, .d_v = 1, .heads_k = heads_k}, {},
                                    nullptr);
     if (on_tensor_cores) device_model.split_projections<S>(cuda::Device::current(), nullptr);
     const DeviceArray<S> device_q(q), device_k(k);
@@ -212,7 +212,7 @@ TEST_CASE("rows that are not aligned do not use tensor cores", "[cuda]") {
   using S = __nv_bfloat16;
   if (!can_multiply<S>()) return;
   const Case x{.kind = FeatureKind::positive, .d = 32, .m = 5};
-  cuda::DeviceModel model(x.model(), {.heads = heads, .n_q = n, .n_k = n, .d_v = 1}, false, nullptr);
+  cuda::DeviceModel model(x.model(), {.heads = heads, .n_q = n, .n_k = n, .d_v = 1}, {}, nullptr);
   const auto uses = [&]<class Feature>(std::ptrdiff_t token_stride) {
     cuda::DeviceMatrixView<const S> view(nullptr, 1, heads, n, x.d);
     view.token_stride = token_stride;

@@ -15,12 +15,15 @@ namespace {
 
 constexpr Index n = 4096;
 
-// one head for each range of biases, which rise linearly over all lags
-cuda::AttentionModel rising(std::initializer_list<float> spreads) {
+// one head for each range of biases, which rise linearly over all lags, up and down by `roughness`
+cuda::AttentionModel rising(std::initializer_list<float> spreads, float roughness = 0.05f) {
   cuda::AttentionModel model = cuda::model_of(Attention(orf<float>(16, 16, 7), NoPosition<float>()));
   model.positions.clear();
-  for (const float spread : spreads)
-    model.positions.push_back(cuda::model_of(RelativePosition<float>(Vector<float>::LinSpaced(2 * n - 1, 0, spread))));
+  for (const float spread : spreads) {
+    Vector<float> table = Vector<float>::LinSpaced(2 * n - 1, 0, spread);
+    for (Index k = 0; k < table.size(); k += 2) table[k] += roughness;
+    model.positions.push_back(cuda::model_of(RelativePosition<float>(table)));
+  }
   return model;
 }
 
@@ -28,8 +31,9 @@ template <class S = float>
 cuda::Engine engine(const cuda::AttentionModel& model, const cuda::Device& device, bool gradients = false,
                     double tolerance = 1e-4, bool gradients_on_tensor_cores = false) {
   const cuda::PlanShape shape{.heads = static_cast<Index>(model.positions.size()), .n_q = n, .n_k = n, .d_v = 64};
-  return cuda::cheapest<S>(device, cuda::DeviceModel(model, shape, gradients, nullptr), gradients, tolerance,
-                           gradients_on_tensor_cores);
+  return cuda::cheapest<S>(device,
+                           cuda::DeviceModel(model, shape, {.gradients = gradients, .tolerance = tolerance}, nullptr),
+                           gradients, tolerance, gradients_on_tensor_cores);
 }
 
 }  // namespace
@@ -68,6 +72,17 @@ TEST_CASE("the cost model uses tensor cores if available, and for gradients if t
   CHECK(engine<__half>(far_features, device) == cuda::Engine::direct);
   CHECK(engine<__half>(far_features, device, true, 1e-4, true) == cuda::Engine::fused);
   CHECK(engine<__nv_bfloat16>(rising({1}), device) == cuda::Engine::direct);
+}
+
+TEST_CASE("smooth biases are chosen to be computed as such if the weights may change", "[cuda]") {
+  const cuda::Device device = cuda::Device::current();
+  cuda::AttentionModel model = rising({1, 9}, 0);
+  CHECK(engine(model, device) == cuda::Engine::smooth);
+  CHECK(engine(rising({1, 9}), device) != cuda::Engine::smooth);
+  CHECK(engine(model, device, true) != cuda::Engine::smooth);
+  CHECK(engine(model, device, false, 0) != cuda::Engine::smooth);
+  for (cuda::FeatureModel& each : model.features) each = cuda::model_of(trf<float>(16, 8, 7));  // of both signs
+  CHECK(engine(model, device) != cuda::Engine::smooth);
 }
 
 }  // namespace nprf::test::cuda_plan_cost_model

@@ -19,7 +19,7 @@ TEST_CASE("each engine that a user can choose is in the list once", "[cuda]") {
     CHECK(found == (engine == cuda::Engine::automatic ? 0 : 1));
     engines += found;
   }
-  CHECK(engines == 4);
+  CHECK(engines == 5);
 }
 
 TEST_CASE("the properties of an engine are those of its class", "[cuda]") {
@@ -29,6 +29,9 @@ TEST_CASE("the properties of an engine are those of its class", "[cuda]") {
   CHECK(!cuda::properties_of(cuda::Engine::cufft).is_tiled);
   CHECK(cuda::properties_of(cuda::Engine::cufft).supports_grid);
   CHECK(!cuda::properties_of(cuda::Engine::fused).supports_grid);
+  CHECK(cuda::properties_of(cuda::Engine::smooth).is_tiled);
+  CHECK(!cuda::properties_of(cuda::Engine::smooth).has_states);
+  CHECK(!cuda::properties_of(cuda::Engine::smooth).supports_grid);
 }
 
 TEST_CASE("the cost of FFTs in shared memory or in two passes is infinite beyond 2^20 tokens", "[cuda]") {

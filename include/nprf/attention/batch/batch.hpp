@@ -110,11 +110,10 @@ class Batch {
   // needed, because backward gives those of the biases as they are, and for features of both signs, for which the
   // effect on y has no bound before y is known; unless the user asks for the engine that changes them.
   static double max_deviation(const HeadModels<T>& heads, double tolerance, bool needs_gradients) {
-    constexpr double most = 0.0025;
     bool may_deviate = heads.feature_map(0).is_positive();
     for (std::size_t p = 0; p < heads.num_positions(); ++p)
       may_deviate = may_deviate && (!needs_gradients || heads.position(p).is_smooth());
-    return may_deviate || heads.options().engine == Engine::smooth ? std::min(tolerance / 4, most) : 0;
+    return may_deviate || heads.options().engine == Engine::smooth ? deviation_within(tolerance) : 0;
   }
 
   void prepare_positions(const HeadModels<T>& heads, std::span<const Segment> segments, Index d_v,

@@ -80,8 +80,8 @@ class AttentionPlan {
 
   /// Replaces the positions' parameters by the array `parameters` [position, parameter] on the device, for example in a
   /// training step. The weights are recomputed in the stream; calls in other streams must not run at the same time. The
-  /// engine stays the same, even if another one is faster for the new parameters. Throws InvalidArgument for a null
-  /// pointer.
+  /// engine stays the same, even if another one is faster for the new parameters. Engine::smooth waits for the stream,
+  /// so that the call cannot be captured in a graph. Throws InvalidArgument for a null pointer.
   void set_parameters(const float* parameters, cudaStream_t stream);
 
   /// q [batch, heads, n_q, d], k [batch, heads_k, n_k, d], v [batch, heads_k, n_k, d_v] -> y [batch, heads, n_q, d_v],

@@ -33,7 +33,7 @@ template <Storage S>
 struct AttentionPlan<S>::Implementation {
   Implementation(AttentionModel of_plan, const PlanShape& shape, const PlanOptions& options, cudaStream_t stream)
       : device(Device::current()),
-        model(std::move(of_plan), shape, options.gradients, stream),
+        model(std::move(of_plan), shape, options, stream),
         engine(options.engine == Engine::automatic
                    ? cheapest<S>(device, model, options.gradients, options.tolerance, options.gradients_on_tensor_cores)
                    : options.engine),
@@ -267,7 +267,7 @@ struct AttentionPlan<S>::Implementation {
 
   // recomputes everything that depends on the weights of lags
   void queue_weights(cudaStream_t stream) const {
-    product.queue_spectrum(stream);
+    product.queue_weights(stream);
     checked_product.queue_weights(model.bias(), stream);
     exact.queue_weights(stream);
     if (backward) backward->queue_weights(stream);

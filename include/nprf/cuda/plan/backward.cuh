@@ -70,7 +70,10 @@ class Backward {
   }
 
   /// Must be called after the weights have changed.
-  void queue_weights(cudaStream_t stream) const { m_products.queue_weights(stream); }
+  void queue_weights(cudaStream_t stream) const {
+    m_products.queue_weights(stream);
+    if (m_in_float) m_in_float->queue_weights(stream);
+  }
 
   /// Scratch memory of a call.
   struct Arrays {

@@ -35,7 +35,7 @@ struct DecodePlan<S>::Implementation {
                .n_k = 1,
                .d_v = sizes.d_v,
                .heads_k = sizes.heads_k},
-              false, stream) {
+              {}, stream) {
     const std::vector<StepBias<float>> biases = step_biases();
     const auto take = [&](Scratch scratch) {
       take_arrays(scratch, biases);

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "nprf/core/lags.hpp"
 #include "nprf/core/lower_lags.hpp"
 #include "nprf/cuda/device/arithmetic.cuh"
 #include "nprf/cuda/device/runtime.hpp"
@@ -16,6 +17,7 @@
 #include "nprf/cuda/model.hpp"
 #include "nprf/cuda/plan/check_model.cuh"
 #include "nprf/cuda/plan/feature_constants.cuh"
+#include "nprf/cuda/plan/options.cuh"
 #include "nprf/cuda/plan/position_tables.hpp"
 #include "nprf/cuda/position/attention_mask.cuh"
 #include "nprf/cuda/position/backward.cuh"
@@ -31,14 +33,18 @@ class DeviceModel {
  public:
   /// Throws InvalidArgument if the model does not fit the shape, BackendError if CUDA reports an error or the kernels
   /// were compiled with -use_fast_math.
-  DeviceModel(AttentionModel model, const PlanShape& shape, bool gradients, cudaStream_t stream)
+  DeviceModel(AttentionModel model, const PlanShape& shape, const PlanOptions& options, cudaStream_t stream)
       : m_model(std::move(model)), m_shape(shape) {
     check_model(m_model, m_shape);
     check_arithmetic(stream);
     find_shift();
     place_tokens();
     if (lags() > 0) m_band = with_near(band_of(m_lags, position().linear), m_lags.near.range(), m_lags);
-    copy_to_device(gradients, stream);
+    // as on the CPU: by nothing if gradients of free tables may be needed, nor for features of both signs, for which
+    // the effect on y has no bound before y is known; unless the user asks for the engine that changes them
+    const bool may_deviate = options.engine == Engine::smooth || (positive() && !options.gradients);
+    m_max_deviation = may_deviate ? deviation_within(options.tolerance) : 0;
+    copy_to_device(options.gradients, stream);
   }
 
   const AttentionModel& model() const { return m_model; }
@@ -145,7 +151,7 @@ class DeviceModel {
     return c;
   }
 
-  ToeplitzWeights toeplitz() const { return {weights(), m_band, tail_slope(), positions()}; }
+  ToeplitzWeights toeplitz() const { return {weights(), m_band, tail_slope(), positions(), m_max_deviation}; }
 
   /// The task that computes the gradients of parameters [position, parameter] from db [position, entry], the gradients
   /// of biases, and from LagGradients::moments(). The model must have been made for gradients.
@@ -335,6 +341,7 @@ class DeviceModel {
   std::vector<Index> m_slots;  // m_lags refers to these
   TokenPlaces m_places{};
   Band m_band{};
+  double m_max_deviation = 0;
   bool m_needs_log_scales = false;
   float m_shift = 0;  // replaces the largest log-scale of the keys, unless m_needs_log_scales
   DeviceMemory m_memory;

@@ -41,7 +41,7 @@ class ExactPlan {
 
   /// Must be called after the weights have changed.
   void queue_weights(cudaStream_t stream) const {
-    if (m_terms) m_terms->queue_spectrum(stream);
+    if (m_terms) m_terms->queue_weights(stream);
   }
 
   /// Scratch memory of a call. Some of the arrays are results.

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <numeric>
 #include <vector>
 
 #include "nprf/core/index.hpp"
 #include "nprf/core/lags.hpp"
+#include "nprf/cuda/device/host_memory.hpp"
 #include "nprf/cuda/model.hpp"
 
 namespace nprf::cuda {
@@ -21,17 +20,9 @@ inline LagRange table_range(const PositionModel& position) {
   return size == 0 ? LagRange{0, 0} : LagRange{position.first, position.first + size - 1};
 }
 
-/// Memory on the host for the tables of a LagProblem; all of it is freed together.
-class PositionTables {
+/// The tables of a LagProblem, on the host.
+class PositionTables : public HostMemory {
  public:
-  /// Takes memory for `count` uninitialised objects. The result is never null.
-  template <class U>
-  U* take(Index count) {
-    const std::size_t bytes = sizeof(U) * static_cast<std::size_t>(std::max<Index>(count, 1));
-    m_memory.push_back(std::make_unique_for_overwrite<std::byte[]>(bytes));  // aligned as by operator new
-    return reinterpret_cast<U*>(m_memory.back().get());
-  }
-
   /// The bias of each lag of a position, in the form that the CPU uses.
   LagBiasView<float> bias_of(const PositionModel& position) {
     const LagRange lags = table_range(position);
@@ -42,9 +33,6 @@ class PositionTables {
     const float slope = position.linear ? -position.parameters[0] : 0.0f;
     return {lags.first, table, lags.size(), slope, slope};
   }
-
- private:
-  std::vector<std::unique_ptr<std::byte[]>> m_memory;
 };
 
 /// Sorts lags by their parameters, where index[lag] is one of the parameters 0 .. count - 1. The lags of parameter k

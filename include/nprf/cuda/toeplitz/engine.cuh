@@ -20,12 +20,13 @@
 namespace nprf::cuda {
 
 /// How a plan computes its products. direct: tiles of the quadratic matrix. banded: T5, clipped tables, ALiBi or no
-/// position, in linear time. fused: any position but a grid in O(n log n), by FFTs in shared memory up to 16384 tokens,
-/// and by FFTs in two passes through memory up to 2^20 tokens. cufft: any position in O(n log n), by cuFFT, in about
-/// ten passes through memory. A grid needs direct or cufft.
+/// position, in linear time. smooth: biases that are smooth functions of long lags, in linear time; weights change by
+/// up to a quarter of PlanOptions::tolerance, relative to each. fused: any position but a grid in O(n log n), by FFTs
+/// in shared memory up to 16384 tokens, and by FFTs in two passes through memory up to 2^20 tokens. cufft: any position
+/// in O(n log n), by cuFFT, in about ten passes through memory. A grid needs direct or cufft.
 ///
-/// direct and banded use tensor cores if the storage type has 16 bits and the position is no grid. With half storage,
-/// factors are multiplied in half, by any device, if the features fit the range of half
+/// direct, banded and the tiles of smooth use tensor cores if the storage type has 16 bits and the position is no grid.
+/// With half storage, factors are multiplied in half, by any device, if the features fit the range of half
 /// (DeviceModel::features_fit_half). Otherwise, and with bfloat16 storage, they are multiplied in bfloat16, if the
 /// device can do that (compute capability 8.0 and newer). The precision is then that of the type in which they are
 /// multiplied (toeplitz/direct/mma_tile.cuh). All other arithmetic is in float.
@@ -33,7 +34,7 @@ namespace nprf::cuda {
 /// The rounding errors of an FFT are relative to the largest rows of Y. If the bias rises with the distance, if it has
 /// narrow peaks, or if attention is causal, small rows may fail the error bound. Those rows are found and recomputed by
 /// tiles (attention/checked_product.cuh). The automatic engine does not choose an FFT if too many rows would fail.
-enum class Engine { automatic, direct, banded, fused, cufft };
+enum class Engine { automatic, direct, banded, fused, cufft, smooth };
 
 constexpr std::string_view name(Engine engine) {
   switch (engine) {
@@ -42,6 +43,7 @@ constexpr std::string_view name(Engine engine) {
     case Engine::banded: return "banded";
     case Engine::fused: return "fused";
     case Engine::cufft: return "cufft";
+    case Engine::smooth: return "smooth";
   }
   return "unknown";
 }
@@ -86,12 +88,15 @@ struct CallCost {
   constexpr double time() const { return start + work / rate; }
 };
 
+/// The additional function of an engine that computes tables from the weights.
+template <class E>
+concept ReadsWeights = requires(const E& engine, cudaStream_t stream) { engine.queue_weights(stream); };
+
 /// The additional functions of an engine that uses FFTs: it transforms the weights.
 template <class E>
-concept TransformsWeights = requires(const E& engine, cudaStream_t stream) {
+concept TransformsWeights = ReadsWeights<E> && requires(const E& engine) {
   { engine.length() } -> std::same_as<int>;
   { engine.stride(int{}) } -> std::same_as<int>;
-  engine.queue_spectrum(stream);
 };
 
 /// The additional members of an engine in which keys outside of the band contribute through states of chunks of keys
@@ -116,7 +121,8 @@ concept HasStates = requires(const E& engine, const Task& task, const typename E
 ///     parts()                            the number of parts that the sums consist of (Sums)
 ///     queue(task, sums, arrays, stream)  queues the computation of these parts
 ///     length(), stride(n)                with FFTs: their length, and the scalars of a row of one feature of n tokens
-///     queue_spectrum(stream)             with FFTs: transforms the weights; must be called after they have changed
+///     queue_weights(stream)              with FFTs, or other tables of the weights (ReadsWeights): computes them; must
+///                                        be called after the weights have changed, and may wait for the stream
 template <class E, class Task>
 concept ToeplitzEngine = std::constructible_from<E, const EngineInputs&> && std::movable<E> &&
                          requires(const E& engine, const CostInputs& inputs, Scratch& scratch, const Task& task,

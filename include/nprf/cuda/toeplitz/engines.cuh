@@ -14,6 +14,7 @@
 #include "nprf/cuda/toeplitz/engine.cuh"
 #include "nprf/cuda/toeplitz/fft/cufft_engine.cuh"
 #include "nprf/cuda/toeplitz/fft/fused_engine.cuh"
+#include "nprf/cuda/toeplitz/smooth/engine.cuh"
 
 namespace nprf::cuda {
 
@@ -39,7 +40,7 @@ struct EngineTypes {
 
 /// The engines. Of several that cost the same, Engine::automatic chooses the first.
 template <Storage S>
-using EngineList = detail::EngineTypes<S, BandedEngine<S>, DirectEngine<S>, FusedEngine, CufftEngine>;
+using EngineList = detail::EngineTypes<S, BandedEngine<S>, DirectEngine<S>, FusedEngine, CufftEngine, SmoothEngine<S>>;
 
 /// Properties of an engine (engine.cuh).
 struct EngineProperties {

@@ -93,10 +93,10 @@ class Product {
     return operand(B, m_shape.n_k, m_shape.group_of_B);
   }
 
-  /// Transforms the weights if the engine uses FFTs. Must be called after the weights have changed.
-  void queue_spectrum(cudaStream_t stream) const {
+  /// Computes what the engine needs of the weights. Must be called after they have changed.
+  void queue_weights(cudaStream_t stream) const {
     visit([&]<class E>(const E& engine) {
-      if constexpr (!E::is_tiled) engine.queue_spectrum(stream);
+      if constexpr (ReadsWeights<E>) engine.queue_weights(stream);
     });
   }
 

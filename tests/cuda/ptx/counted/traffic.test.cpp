@@ -70,7 +70,7 @@ struct FeatureCase {
     cuda::AttentionModel description;
     description.features = {{cuda::FeatureKind::positive, d, m, stored<float>(normal<float>(m, d, 3))}};
     description.positions = {{}};
-    cuda::DeviceModel model(description, {.n_q = n, .n_k = n, .d_v = 1}, false, nullptr);
+    cuda::DeviceModel model(description, {.n_q = n, .n_k = n, .d_v = 1}, {}, nullptr);
     if constexpr (cuda::MmaFactor<S>) model.split_projections<S>(cuda::Device::current(), nullptr);
     const auto size = static_cast<std::size_t>(n) * static_cast<std::size_t>(m);
     const DeviceArray<Feature> phi_q(size), phi_k(size);
@@ -143,7 +143,7 @@ void check_feature_gradients(cuda::FeatureKind kind, int m, const Most& most, st
   cuda::AttentionModel description;
   description.features = {{kind, d, m, stored<float>(normal<float>(m, d, 3))}};
   description.positions = {{}};
-  const cuda::DeviceModel model(description, {.n_q = n, .n_k = n, .d_v = 1}, false, nullptr);
+  const cuda::DeviceModel model(description, {.n_q = n, .n_k = n, .d_v = 1}, {}, nullptr);
   const auto r = static_cast<std::size_t>(model.r());
   const DeviceArray<float> phi(std::vector<float>(r * n, 1)), N(phi.fetch()), D(std::vector<float>(n, 1));
   const cuda::FeatureGradientTask<S> task{
@@ -180,7 +180,7 @@ struct NearCase {
     return model;
   }
 
-  cuda::DeviceModel model{description(), {.n_q = n, .n_k = n, .d_v = p}, true, nullptr};
+  cuda::DeviceModel model{description(), {.n_q = n, .n_k = n, .d_v = p}, {.gradients = true}, nullptr};
   DeviceArray<float> q{stored<float>(normal<float>(n, d, 1))}, k{stored<float>(normal<float>(n, d, 2))},
       V{stored<float>(normal<float>(n, p, 4))}, dy{stored<float>(normal<float>(n, p, 5))};
   DeviceArray<float> N{std::vector<float>(std::size_t{n} * p, 1)}, D{std::vector<float>(n, 1)},

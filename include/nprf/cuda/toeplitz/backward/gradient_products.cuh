@@ -37,7 +37,9 @@ class GradientProducts {
 
   /// Must be called after the weights have changed.
   void queue_weights(cudaStream_t stream) const {
-    for (const Product<float>* each : {&m_dA, &m_dB, &m_dU}) each->queue_spectrum(stream);
+    for (const Product<float>* each : {&m_dA, &m_dB, &m_dU}) each->queue_weights(stream);
+    if constexpr (!std::same_as<S, float>)
+      if (m_tensor) m_tensor->queue_weights(stream);
   }
 
   /// Scratch memory of a call for the factors that are rounded to 16 bits. It is empty if the products are computed in

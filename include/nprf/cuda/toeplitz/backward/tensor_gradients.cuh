@@ -95,6 +95,11 @@ class TensorGradients {
         m_dB(device, dB.engine(), dB.shape(), dB.weights(), 0, type),
         m_dU(device, dU.engine(), dU.shape(), dU.weights(), 0, type) {}
 
+  /// Must be called after the weights have changed.
+  void queue_weights(cudaStream_t stream) const {
+    for (const Product<T>* each : {&m_dA, &m_dB, &m_dU}) each->queue_weights(stream);
+  }
+
   /// Scratch memory of a call for the rounded factors. The Arrays of dA, dB and dU may share memory.
   struct Rows {
     T *A, *B, *G, *U;                  // [z, n_q, ..] [z / group_of_B, n_k, ..] [z, n_q, ..] [z, n_k, ..]

@@ -120,7 +120,7 @@ class MmaRows {
       for (int h = 0; h < 2; ++h) {
         float largest = 0x1p16f * fabsf(m_sum[m].of(h));
         for_row(m, h, [&](const float& x) { largest = fmaxf(largest, fabsf(x)); });
-        fit_row(m, h, 0x1p-16f * F::row_max(largest));
+        fit_row(m, h, 0x1p-16f / m_scale[m][h] * F::row_max(largest));
       }
   }
   // reduces the scales of rows whose entries of P = s (16 * row_blocks,16 * blocks) would be too large for half

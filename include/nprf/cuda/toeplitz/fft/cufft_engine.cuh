@@ -61,7 +61,7 @@ class CufftEngine {
   int stride(int n) const { return n; }
   int parts() const { return has_border() ? 2 : 1; }
 
-  void queue_spectrum(cudaStream_t stream) const {
+  void queue_weights(cudaStream_t stream) const {
     const std::scoped_lock lock(*m_mutex);
     launch("circulant", circulant_kernel<threads>,
            dim3{blocks_of<threads>(m_length), static_cast<unsigned>(m_weights.positions), 1},

@@ -56,7 +56,7 @@ class FusedEngine {
   }
   int parts() const { return 1; }
 
-  void queue_spectrum(cudaStream_t stream) const {
+  void queue_weights(cudaStream_t stream) const {
     std::visit([&](const auto& fft) { fft.queue_spectrum(m_weights.c, m_weights.positions, spectrum(), stream); },
                m_fft);
   }
