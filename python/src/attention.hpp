@@ -23,10 +23,11 @@ template <Real T>
 cuda::PositionModel model_of(const SequencePosition<T>& position) {
   return std::visit(
       [](const auto& each) -> cuda::PositionModel {
-        if constexpr (requires { cuda::model_of(each); })
-          return cuda::model_of(each);
-        else
+        // a plan's gradients of a curve would be those of its table
+        if constexpr (std::is_same_v<decltype(each), const CurvePosition<T, AnyCurve>&>)
           throw InvalidArgument("position: expected none, a table, T5 or ALiBi on a GPU, got a curve");
+        else
+          return cuda::model_of(each);
       },
       position.any());
 }

@@ -75,7 +75,7 @@ struct FeatureModel {
 };
 
 /// The position of one head: b[lag] = parameters[index[lag - first]], or b[lag] = -parameters[0] |lag| if linear. A lag
-/// beyond either end of `index` uses the index at that end.
+/// beyond either end of `index` uses the index at that end, unless the position is bounded.
 ///
 /// In a grid tokens have slots of their own, and lags are differences of slots. The first E = `outside` tokens have no
 /// slot. The last E * (E + 2) parameters are the biases of the border, in the order of Border (core/slots.hpp).
@@ -86,7 +86,8 @@ struct PositionModel {
   bool linear = false;                   // ALiBi: b = -parameters[0] |lag|
   std::vector<std::int32_t> slots = {};  // ascending, of tokens outside, outside + 1, ...; empty: token i has slot i
   int outside = 0;                       // the number of tokens without a slot
-  std::int32_t pitch = 0;  // of a grid: the difference of the slots of one cell and of the one below it; 0: unknown
+  std::int32_t pitch = 0;   // of a grid: the difference of the slots of one cell and of the one below it; 0: unknown
+  bool is_bounded = false;  // whether only the lags of `index` have a bias; plans refuse shapes with others
 
   bool is_grid() const { return !slots.empty(); }
   std::size_t border_size() const { return static_cast<std::size_t>(outside) * static_cast<std::size_t>(outside + 2); }

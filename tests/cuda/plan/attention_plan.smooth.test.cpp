@@ -12,8 +12,11 @@
 #include "cuda/plan_case.hpp"
 #include "cuda/tensor_cores.hpp"
 #include "nprf/feature_map/paper_names.hpp"
+#include "nprf/position/curve.hpp"
+#include "nprf/position/kerple.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
+#include "support/throws.hpp"
 
 namespace nprf::test::cuda_plan_attention_plan_smooth {
 
@@ -91,6 +94,29 @@ TEST_CASE("a plan by smooth biases follows parameters on the device, and each he
   check_heads(
       x, x.results(plan, keys.call()), [&](Index h) { return attention({}, rates[static_cast<std::size_t>(h)]); },
       tolerance, tolerance, mask);
+}
+
+TEST_CASE("curves that reach all lags are computed by their tables, with the gradients of these", "[cuda]") {
+  const CurvePosition<float, KerpleLog> curve(KerpleLog(1, 0.1), n);
+  const Attention of_curve(orf<float>(d, 8, 7), curve, {.direction = Direction::causal});
+  const PlanCase x = plan_case({.n_q = n, .n_k = n, .d_v = 3}, true);
+  CHECK(x.error(of_curve) <= tolerance);
+  const auto [got, expected, terms] = BothGradients::of<float>(x, of_curve, KeyMask({}));
+  const std::vector<double> db(got.bias.data(), got.bias.data() + got.bias.size());
+  Matrix<double> of_parameters;
+  curve.gradient(-n, db, of_parameters);
+  const Matrix<double> of_cpu = expected.bias.cast<double>();
+  CHECK((of_parameters - of_cpu).cwiseAbs().maxCoeff() <= tolerance * of_cpu.cwiseAbs().maxCoeff());
+
+  const auto refused = [&](Index n_q, Index n_k, Index offset) {
+    check_invalid([&] { plan_case({.n_q = n_q, .n_k = n_k, .d_v = 3, .offset = offset}).plan(of_curve); },
+                  {"position: expected a curve that reaches the lags "});
+  };
+  refused(n + 2, n, 0);
+  refused(1, 1, n + 1);
+  CHECK_NOTHROW(plan_case({.n_q = 1, .n_k = 2 * n, .d_v = 3, .offset = n}).plan(of_curve));  // causal
+  check_invalid([&] { cuda::DecodePlan<float>(cuda::model_of(of_curve), {.d_v = 3}); },
+                {"position: expected one with biases of all lags for a DecodePlan, got a curve"});
 }
 
 }  // namespace nprf::test::cuda_plan_attention_plan_smooth

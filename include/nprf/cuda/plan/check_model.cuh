@@ -9,6 +9,7 @@
 
 #include "nprf/core/engine.hpp"
 #include "nprf/core/error.hpp"
+#include "nprf/core/lags.hpp"
 #include "nprf/cuda/model.hpp"
 #include "nprf/cuda/plan/feature_constants.cuh"
 #include "nprf/cuda/plan/options.cuh"
@@ -49,6 +50,13 @@ inline void check_grid(const PositionModel& one, const PlanShape& shape) {
   require(shape.offset == 0, "offset: expected 0 for a position that assigns slots to tokens, got ", shape.offset);
 }
 
+inline void check_reach(const PositionModel& one, const LagRange& lags) {
+  const std::ptrdiff_t last = one.first + static_cast<std::ptrdiff_t>(one.index.size()) - 1;
+  require(lags.size() == 0 || (one.first <= lags.first && lags.last <= last),
+          "position: expected a curve that reaches the lags ", lags.first, " to ", lags.last, ", got ", one.first,
+          " to ", last);
+}
+
 }  // namespace detail
 
 /// Throws InvalidArgument unless a plan of these sizes can compute the model: if a size is out of its range; if the
@@ -75,7 +83,7 @@ inline void check_model(const AttentionModel& model, const PlanShape& shape) {
   for (const PositionModel& one : positions)
     require(one.linear == position.linear && one.first == position.first && one.index == position.index &&
                 one.parameters.size() == position.parameters.size() && one.slots == position.slots &&
-                one.pitch == position.pitch && one.outside == position.outside,
+                one.pitch == position.pitch && one.outside == position.outside && one.is_bounded == position.is_bounded,
             "positions: expected all of one kind and shape");
   require(map.d >= 1 && map.d <= 256, "input_dim: expected 1 to 256 on a GPU, got ", map.d);
   for (const FeatureModel& one : features)
@@ -89,6 +97,7 @@ inline void check_model(const AttentionModel& model, const PlanShape& shape) {
     require(at >= 0 && static_cast<std::size_t>(at) < parameters, "index: expected parameters 0 to ", parameters,
             " - 1, got ", at);
   if (position.is_grid()) detail::check_grid(position, shape);
+  if (position.is_bounded) detail::check_reach(position, reachable_lags(shape.n_q, shape.n_k, shape.offset, direction));
   require(near == 0 || (near > 0 && traits.estimates_exp && (!position.is_grid() || position.pitch > 0)),
           "near: expected 0 or more, or 0 for elu features and for slots without a pitch, got ", near);
   require(sinks == 0 || (sinks > 0 && traits.estimates_exp), "sinks: expected 0 or more, or 0 for elu features, got ",

@@ -67,6 +67,8 @@ struct DecodePlan<S>::Implementation {
     require(!one.positions.front().is_grid(),
             "position: expected one by the distance of tokens, got one that assigns slots to tokens (a grid), whose "
             "number is fixed");
+    require(!one.positions.front().is_bounded,
+            "position: expected one with biases of all lags for a DecodePlan, got a curve");
     return one;
   }
 

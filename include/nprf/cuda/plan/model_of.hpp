@@ -17,6 +17,7 @@
 #include "nprf/feature_map/taylor.hpp"
 #include "nprf/feature_map/trigonometric.hpp"
 #include "nprf/position/alibi.hpp"
+#include "nprf/position/curve.hpp"
 #include "nprf/position/grid.hpp"
 #include "nprf/position/position.hpp"
 #include "nprf/position/relative.hpp"
@@ -110,6 +111,15 @@ PositionModel model_of(const AlibiPosition<T>& position) {
   model.linear = true;
   return model;
 }
+/// The parameters of the model are the biases of the lags -reach..reach, and so are those whose gradients a plan
+/// computes: position.gradient() turns these into the gradients of the curve. A plan refuses longer lags.
+template <Real T, Curve C>
+PositionModel model_of(const CurvePosition<T, C>& position) {
+  PositionModel model{detail::floats(position.bias().table), -position.reach(), {}};
+  for (std::size_t k = 0; k < model.parameters.size(); ++k) model.index.push_back(static_cast<std::int32_t>(k));
+  model.is_bounded = true;
+  return model;
+}
 
 /// The parameters of the model are the biases of the table, row by row, and then the biases of the extra tokens.
 template <Real T>
@@ -134,7 +144,7 @@ AttentionModel model_of(const Attention<F, P>& attention) {
       "quadratic, centred or not");
   static_assert(
       requires { model_of(attention.position()); },
-      "nprf: on a GPU the position must be one of nprf's own: none, relative, T5, ALiBi or a grid");
+      "nprf: on a GPU the position must be one of nprf's own: none, relative, T5, ALiBi, a curve or a grid");
   const AttentionOptions& options = attention.options();
   AttentionModel model{options.direction, options.normalization.is_unit() ? options.normalization.radius() : 0, {}, {}};
   model.features.push_back(model_of(attention.features()));
