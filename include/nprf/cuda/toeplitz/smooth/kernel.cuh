@@ -44,14 +44,13 @@ __global__ void __launch_bounds__(TileShape::threads) smooth_rows_kernel(SmoothT
     else
       copy_tile<tile, features, TileShape::threads, 2>([&](int t, int f) { return load(t, f0 + f); }, put);
     // the columns of the tile and, in the blocks of the first one, the column of ones
-    const int columns = min(tile, p - p0), all = columns + (p0 == 0 ? 1 : 0);
-    for (int e = thread; e < features * all; e += TileShape::threads) {
-      const int f = e / all, c = e % all;
+    for (int e = thread; e < features * (tile + 1); e += TileShape::threads) {
+      const int f = e / (tile + 1), c = e % (tile + 1);
       typename SmoothTask<S, Feature>::Entries sums;
-      if (f0 + f < r) sums = task.sums_at(z, 0, chunk, task.place(f0 + f, c < columns ? p0 + c : p));
+      if (f0 + f < r && (c < tile ? p0 + c < p : p0 == 0))
+        sums = task.sums_at(z, 0, chunk, task.place(f0 + f, c < tile ? p0 + c : p));
 #pragma unroll
-      for (int q = 0; q < terms; ++q)
-        (c < columns ? l[(f * terms + q) * stride + c] : ones[f * terms + q]) = sums.of[q];
+      for (int q = 0; q < terms; ++q) (c < tile ? l[(f * terms + q) * stride + c] : ones[f * terms + q]) = sums.of[q];
     }
     __syncthreads();
     for (int k = 0; k < depth; ++k) {
