@@ -107,6 +107,20 @@ TEST_CASE("every engine is accurate for long sequences with a different bias for
   }
 }
 
+TEST_CASE("smooth biases change long sequences by no more than the tolerance allows", "[cuda][long]") {
+  for (const Index n : {4096, 16384, 100000})
+    for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
+      Vector<float> table(2 * n - 1);
+      for (Index k = 0; k < table.size(); ++k) table[k] = -std::log1p(static_cast<float>(std::abs(k - (n - 1))));
+      const Map map(orf<float>(64, 32, 7), RelativePosition<float>(table), {.direction = direction});
+      PlanCase x = tokens(n);
+      x.options.engine = cuda::Engine::smooth;
+      const Rows<float> rows(map, x);
+      INFO("n " << n << (direction == Direction::causal ? ", causal" : ""));
+      CHECK(rows.error(x.result(map)) <= x.options.tolerance / 2 * rows.largest_value());
+    }
+}
+
 TEST_CASE("every variant of the fused engine is accurate", "[cuda][long]") {
   for (const Index n : {1000, 2000, 2500, 4000, 5000, 8000, 9000, 13000, 16384, 20000, 30000, 45000, 60000, 90000,
                         130000, 190000, 250000, 390000}) {
