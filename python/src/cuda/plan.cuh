@@ -31,7 +31,10 @@ class PlanOf : public Plan {
                 .d_v = problem.d_v,
                 .offset = problem.offset,
                 .heads_k = problem.heads_k},
-               {.engine = device_engine(problem.engine), .gradients = problem.gradients, .owns_workspace = false},
+               {.engine = device_engine(problem.engine),
+                .gradients = problem.gradients,
+                .owns_workspace = false,
+                .sets_parameters = true},
                static_cast<cudaStream_t>(problem.stream)) {}
 
   std::size_t workspace_bytes() const override { return m_plan.workspace_bytes(); }

@@ -81,6 +81,9 @@ TEST_CASE("smooth biases are chosen to be computed as such if the weights may ch
   CHECK(engine(rising({1, 9}), device) != cuda::Engine::smooth);
   CHECK(engine(model, device, true) != cuda::Engine::smooth);
   CHECK(engine(model, device, false, 0) != cuda::Engine::smooth);
+  const cuda::DeviceModel often_set(model, {.heads = 2, .n_q = n, .n_k = n, .d_v = 64}, {.sets_parameters = true},
+                                    nullptr);
+  CHECK(cuda::cheapest<float>(device, often_set, false, 1e-4) != cuda::Engine::smooth);
   for (cuda::FeatureModel& each : model.features) each = cuda::model_of(trf<float>(16, 8, 7));  // of both signs
   CHECK(engine(model, device) != cuda::Engine::smooth);
 }

@@ -42,7 +42,8 @@ class DeviceModel {
     if (lags() > 0) m_band = with_near(band_of(m_lags, position().linear), m_lags.near.range(), m_lags);
     // as on the CPU: by nothing if gradients of free tables may be needed, nor for features of both signs, for which
     // the effect on y has no bound before y is known; unless the user asks for the engine that changes them
-    const bool may_deviate = options.engine == Engine::smooth || (positive() && !options.gradients);
+    const bool may_deviate =
+        options.engine == Engine::smooth || (positive() && !options.gradients && !options.sets_parameters);
     m_max_deviation = may_deviate ? deviation_within(options.tolerance) : 0;
     copy_to_device(options.gradients, stream);
   }

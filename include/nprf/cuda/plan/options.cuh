@@ -33,6 +33,8 @@ struct PlanOptions {
   bool gradients_on_tensor_cores = false;  // whether backward computes dA, dB and dU on tensor cores, in the storage
                                            // type; no effect for float, for FFTs, on grids, and where forward
                                            // multiplies half in bfloat16
+  bool sets_parameters = false;  // whether set_parameters() is called often: Engine::automatic then takes no engine
+                                 // that waits for the stream there
   bool stream_ordered = false;  // whether calls that pass no workspace allocate one from the device's memory pool in
                                 // their stream, and free it there; the plan then owns no workspace
 };

@@ -131,10 +131,10 @@ __global__ void __launch_bounds__(TileShape::threads) smooth_moments_kernel(Smoo
   };
   const auto put = [&](int t, int k, float value) { x[t * stride + k] = value; };
   if (task.B.token_stride == 1)
-    copy_tile<tile, tile, TileShape::threads, 8>([&](int k, int t) { return load(t, k); },
+    copy_tile<tile, tile, TileShape::threads, 4>([&](int k, int t) { return load(t, k); },
                                                  [&](int k, int t, float value) { put(t, k, value); });
   else
-    copy_tile<tile, tile, TileShape::threads, 8>(load, put);
+    copy_tile<tile, tile, TileShape::threads, 4>(load, put);
   load_columns_at_once<tile, tile, TileShape::threads>(u, stride, U, j0, p0);
   if (threadIdx.x < tile) ones[threadIdx.x] = U(j0 + static_cast<int>(threadIdx.x), p);
   __syncthreads();

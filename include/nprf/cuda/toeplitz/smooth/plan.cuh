@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 #include "nprf/core/index.hpp"
@@ -112,8 +113,11 @@ class SmoothPlanner {
     return take(scratch);
   }
 
-  /// Must be called after the weights have changed. Waits for the stream.
+  /// Must be called after the weights may have changed. Waits for the stream.
   void queue(cudaStream_t stream) const {
+    std::vector<float> weights = weights_on_host(m_weights, stream);
+    if (m_is_planned && weights == m_planned) return;
+    m_is_planned = false;
     const SmoothBlocks to = blocks();
     const auto copy = [&]<class T>(T* array, const std::vector<T>& values) {
       if (!values.empty())
@@ -131,7 +135,6 @@ class SmoothPlanner {
       for (const int half : {0, 1}) append(of_level.W[half], halves[0]), append(of_level.Wt[half], halves[1]);
     }
     copy(to.polynomials, polynomials), copy(to.W, halves[0]), copy(to.Wt, halves[1]);
-    const std::vector<float> weights = weights_on_host(m_weights, stream);
     for (int k = 0; k < to.positions; ++k) {
       const Lists lists = lists_of(lag_weights(m_weights, weights, k), to.levels);
       copy(to.couplings + static_cast<std::ptrdiff_t>(k) * to.most_couplings, lists.couplings);
@@ -140,6 +143,7 @@ class SmoothPlanner {
       copy(to.run_counts + k, std::vector<int>{static_cast<int>(lists.runs.size())});
       check(cudaStreamSynchronize(stream), "copying a plan to the device");
     }
+    m_planned = std::move(weights), m_is_planned = true;
   }
 
  private:
@@ -214,6 +218,8 @@ class SmoothPlanner {
   ToeplitzWeights m_weights;
   int m_n_q, m_n_k, m_chunks_of_tile;
   DeviceMemory m_memory;
+  mutable std::vector<float> m_planned;  // the weights of the plans on the device
+  mutable bool m_is_planned = false;
 };
 
 }  // namespace nprf::cuda
