@@ -14,6 +14,9 @@
 
 namespace nprf::cuda {
 
+/// How many features a step of smooth_rows_kernel has.
+constexpr int smooth_features = 8;
+
 /// Computes the first part of Y, the products of queries and sums of moments, for a chunk of queries and a tile of
 /// columns. The sums of level 0 are computed on the way. Each of 16 x 16 threads has 4 x 4 entries of Y in registers.
 /// blockIdx.x: chunk, blockIdx.y: tile of columns, blockIdx.z: z - first_z.
@@ -21,7 +24,7 @@ template <Storage S, class Feature>
 __global__ void __launch_bounds__(TileShape::threads) smooth_rows_kernel(SmoothTask<S, Feature> task) {
   start_kernel();
   constexpr int tile = TileShape::tile, stride = TileShape::stride, terms = SmoothChunks::terms;
-  constexpr int features = 8, depth = features * terms;  // of one step; row f terms + q has polynomial q of feature f
+  constexpr int features = smooth_features, depth = features * terms;  // row f terms + q: polynomial q of feature f
   float *x = shared_memory<float>(), *l = x + depth * stride, *ones = l + depth * stride;  // by row
   const int r = task.A.channels, p = task.U.V.channels, n_q = task.A.tokens, thread = static_cast<int>(threadIdx.x);
   const int z = static_cast<int>(blockIdx.z), chunk = static_cast<int>(blockIdx.x), i0 = chunk * tile,
@@ -83,11 +86,11 @@ __global__ void __launch_bounds__((TileOf<S, Feature, shape>::threads), (TileOf<
     const int n_q = task.A.tokens, p = task.U.V.channels, column_tiles = TileShape::column_tiles(p);
     const int z = static_cast<int>(blockIdx.y) / column_tiles, p0 = static_cast<int>(blockIdx.y) % column_tiles;
     const int i0 = static_cast<int>(blockIdx.x) * Y::queries, first = i0 / SmoothChunks::size;
-    const int position = task.blocks.positions > 1 ? z % task.A.heads : 0;
-    const int2* runs = task.blocks.runs + static_cast<std::ptrdiff_t>(position) * task.blocks.most_runs;
-    const int count = task.blocks.run_counts[position], chunks = SmoothChunks::count(task.B.tokens, 0);
+    const SmoothBlocks::Runs runs = task.blocks.runs_of(z % task.A.heads);
     Y y(task, z, i0, p0 * Y::columns);
-    for (int k = 0; k < count; ++k) y.add_keys(max(0, first + runs[k].x), min(chunks, first + runs[k].y + 1));
+#pragma unroll 1
+    for (int k = 0; k < runs.count; ++k)
+      y.add_keys(max(0, first + runs.all[k].x), min(SmoothChunks::count(task.B.tokens, 0), first + runs.all[k].y + 1));
     const std::ptrdiff_t rows = (static_cast<std::ptrdiff_t>(gridDim.y) / column_tiles + z) * n_q;
     y.store(task.N + rows * p, task.D + rows);
   }
@@ -100,7 +103,8 @@ void queue_smooth(SmoothTask<S, Feature> task, int z, int at_once, cudaStream_t 
   using Y = TileOf<S, Feature, shape>;
   if (task.A.tokens == 0 || z == 0) return;
   const auto column_tiles = static_cast<unsigned>(TileShape::column_tiles(task.U.V.channels));
-  constexpr std::size_t rows_shared = sizeof(float) * 8 * SmoothChunks::terms * (2 * TileShape::stride + 1);
+  constexpr std::size_t rows_shared =
+      sizeof(float) * smooth_features * SmoothChunks::terms * (2 * TileShape::stride + 1);
   for (task.first_z = 0; task.first_z < z; task.first_z += at_once) {
     const int count = std::min(at_once, z - task.first_z);
     queue_smooth_sums(task, count, stream);

@@ -58,6 +58,15 @@ struct SmoothBlocks {
   int* run_counts;  // [position]
   int positions, levels, most_couplings, most_runs;
 
+  /// The runs of tiles of a head.
+  struct Runs {
+    const int2* all;
+    int count;
+  };
+  __device__ __forceinline__ Runs runs_of(int head) const {
+    const int position = positions > 1 ? head : 0;
+    return {runs + static_cast<std::ptrdiff_t>(position) * most_runs, run_counts[position]};
+  }
   /// The couplings of a chunk of queries of a level.
   struct Couplings {
     const SmoothCoupling *first, *last;
