@@ -56,12 +56,8 @@ __global__ void __launch_bounds__(TileShape::threads) smooth_rows_kernel(SmoothT
       for (int q = 0; q < terms; ++q) (c < tile ? l[(f * terms + q) * stride + c] : ones[f * terms + q]) = sums.of[q];
     }
     __syncthreads();
-    for (int k = 0; k < depth; ++k) {
-      add_outer(y, x + k * stride + row, l + k * stride + column);
-      if (p0 + column == 0)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) sum[i] = fmaf(x[k * stride + row + i], ones[k], sum[i]);
-    }
+    for (int k = 0; k < depth; ++k) add_outer(y, x + k * stride + row, l + k * stride + column);
+    if (p0 == 0) add_ones<depth>(sum, x, row, ones);
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "nprf/cuda/device/launch.cuh"
+#include "nprf/cuda/device/reductions.cuh"
 #include "nprf/cuda/device/storage.cuh"
 #include "nprf/cuda/device/strided_operand.cuh"
 #include "nprf/cuda/device/value_columns.cuh"
@@ -104,6 +105,18 @@ struct SmoothTask : TileTask<S, Feature> {
   }
 };
 
+/// The products with a column of ones: sums[i] = sum over k of x[k][row + i] ones[k], for x with `depth` rows of
+/// TileShape::stride scalars. 16 lanes next to each other have the same row, and share out the k.
+template <int depth>
+__device__ __forceinline__ void add_ones(float (&sums)[4], const float* x, int row, const float* ones) {
+  float share[4] = {};
+  for (int k = static_cast<int>(threadIdx.x) % 16; k < depth; k += 16)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) share[i] = fmaf(x[k * TileShape::stride + row + i], ones[k], share[i]);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) sums[i] += over_warp<16>(share[i], Sum());
+}
+
 /// Computes the moments of the chunks of level 0. blockIdx.x: chunk, blockIdx.y: tile of 64 rows, which are a
 /// polynomial and a feature each, and tile of columns, blockIdx.z: z - first_z. The blocks of the first tile of columns
 /// also have the column of ones.
@@ -118,7 +131,6 @@ __global__ void __launch_bounds__(TileShape::threads) smooth_moments_kernel(Smoo
   const int row0 = static_cast<int>(blockIdx.y) / column_tiles * tile,
             p0 = static_cast<int>(blockIdx.y) % column_tiles * tile;
   const int row = static_cast<int>(threadIdx.x) / 16 * 4, column = static_cast<int>(threadIdx.x) % 16 * 4;
-  const bool has_ones = p0 + column == 0;
   const Feature* B = task.B.of(task.first_z + z);
   const ColumnsOf<S> U = task.U.of(task.first_z + z);
   const float* scales =
@@ -139,12 +151,8 @@ __global__ void __launch_bounds__(TileShape::threads) smooth_moments_kernel(Smoo
   if (threadIdx.x < tile) ones[threadIdx.x] = U(j0 + static_cast<int>(threadIdx.x), p);
   __syncthreads();
   float sum[4][4] = {}, sum_of_ones[4] = {};
-  for (int k = 0; k < tile; ++k) {
-    add_outer(sum, x + k * stride + row, u + k * stride + column);
-    if (has_ones)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) sum_of_ones[i] = fmaf(x[k * stride + row + i], ones[k], sum_of_ones[i]);
-  }
+  for (int k = 0; k < tile; ++k) add_outer(sum, x + k * stride + row, u + k * stride + column);
+  if (p0 == 0) add_ones<tile>(sum_of_ones, x, row, ones);
   float* M = task.moments_of(z, 0, chunk);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -153,7 +161,7 @@ __global__ void __launch_bounds__(TileShape::threads) smooth_moments_kernel(Smoo
 #pragma unroll
     for (int j = 0; j < 4; ++j)
       if (p0 + column + j < p) of_row[p0 + column + j] = sum[i][j];
-    if (has_ones) of_row[p] = sum_of_ones[i];
+    if (p0 + column == 0) of_row[p] = sum_of_ones[i];
   }
 }
 
