@@ -71,7 +71,7 @@ class ChunkModel {
     for (Index terms = toeplitz::least_terms; terms <= toeplitz::most_terms; ++terms) {
       const Workspace::Scope scope(workspace);
       const auto plan_from = [&](Index age) {
-        return toeplitz::SmoothPlan<T>(weights(bias, ages, size, age, workspace), {size, size, 1, 1}, terms, workspace);
+        return toeplitz::SmoothPlan<T>(weights(bias, ages, size, age, workspace), size, size, terms, workspace);
       };
       // The age 1 gets no weight, so that the chunk before that of the query is near: its moments are not needed yet.
       // Nor do those blocks that are smooth among others that are not: all near chunks are summed token by token
