@@ -35,8 +35,8 @@ struct PlanOptions {
                                            // multiplies half in bfloat16
   bool sets_parameters = false;  // whether set_parameters() is called often: Engine::automatic then takes no engine
                                  // that waits for the stream there
-  bool stream_ordered = false;  // whether calls that pass no workspace allocate one from the device's memory pool in
-                                // their stream, and free it there; the plan then owns no workspace
+  bool stream_ordered = false;   // whether calls that pass no workspace allocate one from the device's memory pool in
+                                 // their stream, and free it there; the plan then owns no workspace
 };
 
 /// Options of a call. Only keys can be padding: each query has a row, also beyond the length of its sequence, as on the

@@ -112,11 +112,13 @@ struct ToeplitzWeights {
   DeviceWeights c;
   Band band;  // before and after it log c is linear in the lag
   TailSlope tail_slope;
-  int positions;  // 1, or the number of heads
+  int positions;             // 1, or the number of heads
   double max_deviation = 0;  // as in LagWeightsView
 
   /// The matrices C^T.
-  ToeplitzWeights transposed() const { return {c.transposed(), {-band.last, -band.first}, tail_slope, positions, max_deviation}; }
+  ToeplitzWeights transposed() const {
+    return {c.transposed(), {-band.last, -band.first}, tail_slope, positions, max_deviation};
+  }
 };
 
 }  // namespace nprf::cuda
