@@ -59,6 +59,7 @@ TEST_CASE("decoder model: when older tokens are summed by chunks", "[decoder]") 
   masked[30] = -std::numeric_limits<T>::infinity();
   kink.head(n / 4).array() += T(0.01);  // a step at an age
   CHECK(has_chunks(map, table, n));
+  CHECK(has_chunks(map, table, 449));        // the last block is cut
   CHECK_FALSE(has_chunks(map, table, 200));  // too few tokens to pay
   CHECK_FALSE(has_chunks(map, table, StepBias<T>::unlimited));
   CHECK_FALSE(has_chunks(map, random_table<T>(n, 1), n));

@@ -59,28 +59,24 @@ class ChunkModel {
   /// most a quarter of the default tolerance, relative to it. Weights of ages below `near` are taken to be 0.
   /// `rollback` tokens can be taken back. O(ages).
   ChunkModel(const StepBias<T>& bias, const TokenShape& shape, Index ages, Index near, Index rollback) {
-    constexpr double most_spread = 80;  // the weights of more are not all normal numbers
+    constexpr double most_spread = 80;  // weights of biases that are farther apart are not all normal numbers
     constexpr Index most_ages = Index{1} << 20;
     if (ages > most_ages || !bias.attends_to_all() || !(bias.spread() <= most_spread)) return;
     const double all_tokens = scalars_of_tokens(shape, std::min(bias.reach(), ages));
-    if (2 * all_tokens < 6 * static_cast<double>(scalars(shape, toeplitz::least_terms))) return;  // those of two levels
+    if (2 * all_tokens < 6 * static_cast<double>(scalars(shape, toeplitz::least_terms)))
+      return;  // too few for two levels
     // so many that each chunk consists of two whole ones of the level below
     const auto size = static_cast<Index>(std::bit_ceil(static_cast<std::uint64_t>((ages + chunk - 1) / chunk))) * chunk;
     Workspace workspace;
     double least_time = 0.7 * all_tokens;
     for (Index terms = toeplitz::least_terms; terms <= toeplitz::most_terms; ++terms) {
       const Workspace::Scope scope(workspace);
-      const auto plan_from = [&](Index age) {
-        return toeplitz::SmoothPlan<T>(weights(bias, ages, size, age, workspace), size, size, terms, workspace);
-      };
-      // The age 1 gets no weight, so that the chunk before that of the query is near: its moments are not needed yet.
-      // Nor do those blocks that are smooth among others that are not: all near chunks are summed token by token
-      const toeplitz::SmoothPlan<T> all = plan_from(std::max<Index>(near, 2));
-      if (all.top() < 0) continue;
-      const toeplitz::SmoothPlan<T> plan = plan_from(all.tiles().front() * chunk + 1);
-      if (plan.top() < 0) continue;
+      // the age 1 gets no weight: so the chunk before that of the query is near, whose moments are not needed yet
+      const toeplitz::SmoothPlan<T> plan(weights(bias, ages, size, std::max<Index>(near, 2), workspace), size, size,
+                                         terms, workspace);
       ChunkModel model;
       model.take(plan, ages, rollback);
+      if (!model.any()) continue;
       const double tokens = scalars_of_tokens(shape, model.reach()), sums = static_cast<double>(scalars(shape, terms));
       if (tokens + model.kept_chunks() * sums > 2 * all_tokens || tokens + sums >= least_time) continue;
       least_time = tokens + sums;
@@ -98,7 +94,7 @@ class ChunkModel {
   Index reach() const { return m_near_chunks * chunk; }
   /// The first token that is summed by itself, by a query that has `tokens` keys, its own included.
   Index first_near(Index tokens) const { return std::max<Index>((tokens - 1) / chunk - m_near_chunks + 1, 0) * chunk; }
-  /// A bound of the relative change of a weight, and of the rounding errors of sums of moments, relative to the row.
+  /// A bound of the errors of weights: their change, and the rounding errors of sums of moments; relative to each.
   double deviation() const { return m_deviation; }
 
   /// The numbers of sums of a chunk: (r,terms,padded d_v) for the values, and (terms,padded r) for the column of ones.
@@ -152,9 +148,12 @@ class ChunkModel {
 
   void take(const toeplitz::SmoothPlan<T>& plan, Index ages, Index rollback) {
     m_terms = plan.terms();
-    m_near_chunks = plan.tiles().front() + 1;
+    // all chunks up to the farthest block that is not smooth are near, also those whose blocks are
+    const auto is_beyond = [=](Index D) { return D * chunk - (chunk - 1) >= ages; };
+    m_near_chunks = *std::ranges::find_if_not(plan.tiles(), is_beyond) + 1;
     m_deviation = plan.deviation();
-    const Index back = std::max<Index>((rollback + chunk - 1) / chunk, 1) - 1;  // further chunks of queries
+    const Index back =
+        std::max<Index>((rollback + chunk - 1) / chunk, 1) - 1;  // more chunks of queries that can be needed again
     m_levels.resize(static_cast<std::size_t>(plan.top() + 1));
     for (Index l = 0; l <= plan.top(); ++l) {
       const toeplitz::SmoothLevel<T>& from = plan.level(l);
@@ -167,7 +166,8 @@ class ChunkModel {
       for (Index parity : {0, 1})
         for (const auto& [offset, K] : from.side(toeplitz::Axis::queries).coupled[parity]) {
           const Index distance = -offset, first = distance + (distance + parity) % 2;
-          if (first * (chunk << l) >= ages) continue;  // no chunk has a chunk of keys there
+          if (first * (chunk << l) >= ages) continue;   // no chunk has a chunk of keys there
+          if (distance << l < m_near_chunks) continue;  // chunks in it are near
           Coupling& each = to.coupled[parity].emplace_back();
           each.distance = distance;
           int exponent;
@@ -179,6 +179,8 @@ class ChunkModel {
         }
       to.kept += (back + (Index{1} << l) - 1) >> l;
     }
+    const auto is_unused = [](const Level& level) { return level.coupled[0].empty() && level.coupled[1].empty(); };
+    while (any() && is_unused(m_levels.back())) m_levels.pop_back();
   }
 
   Index m_terms = 0, m_near_chunks = 0;

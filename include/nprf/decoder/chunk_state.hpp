@@ -42,7 +42,7 @@ class ChunkState {
 
   /// Allocates memory for sequences of `tokens` tokens. Throws std::bad_alloc, and then keeps its contents.
   void reserve(const Model& model, Index tokens) {
-    for (Index l = 0; l < model.levels() && tokens > chunk << l; ++l) {
+    for (Index l = 0; l < model.levels() && tokens >= chunk << l; ++l) {
       const Index kept = model.level(l).kept;
       Moments& level = m_levels[static_cast<std::size_t>(l)];
       level.units.resize(static_cast<std::size_t>(kept));
@@ -54,7 +54,7 @@ class ChunkState {
   /// Must be called after each new token: computes moments of which the ring will lose tokens.
   void append(const Model& model, const TokenRing<T>& ring, Index tokens, Workspace& scratch) {
     if (!model.any()) return;
-    for (; m_complete + 2 <= (tokens - 1) / chunk; complete()) set_moments(model, ring, steps(), scratch);
+    while (m_complete + 2 <= (tokens - 1) / chunk) set_moments(model, ring, steps(), scratch);
   }
   /// Must be called before window(): completes L of the chunk of the last token, and the part of the work for the next
   /// chunk that is due.
@@ -66,7 +66,6 @@ class ChunkState {
     if (I == 0) return;
     if (m_complete < I) set_moments(model, ring, due, scratch);
     set_sums(model, m_next, I + 1, due, scratch);
-    if (m_complete < I && m_done == steps()) complete();
   }
 
   /// Must be called after a rollback to `tokens` tokens: drops sums of tokens that were taken back.
@@ -109,16 +108,28 @@ class ChunkState {
     return sum;
   }
 
+  /// How many scalars transfer() writes for a sequence of `tokens` tokens, at least.
+  static Index saved_scalars(const Model& model, const TokenShape& shape, Index tokens) {
+    Index sum = 0;
+    for (Index l = 0; l < model.levels() && tokens >= chunk << l; ++l)
+      sum += model.level(l).kept * Model::scalars(shape, model.terms());
+    return sum;
+  }
   /// Calls archive(x) for each part of the state, to be written or read. Requires reserve(). The work that is not
   /// complete is not saved, but done again.
   template <class Archive>
-  void transfer(Index tokens, Archive&& archive) {
-    if (m_levels.empty()) return;
+  void transfer(const Model& model, Index tokens, Archive&& archive) {
+    if (!model.any()) return;
+    for (const Index expected : {model.terms(), model.near_chunks(), saved_scalars(model, m_shape, tokens)}) {
+      Index saved = expected;
+      archive(saved);
+      require(saved == expected, "state: expected sums of chunks as this machine computes them, got others");
+    }
     archive(m_complete);
-    const Index least = (tokens + chunk - 1) / chunk - 2;
-    require(std::max<Index>(least, 0) <= m_complete && m_complete * chunk <= tokens, "state: expected moments of ",
-            least, " to ", tokens / chunk, " chunks, got ", m_complete);
-    for (std::size_t l = 0; l < m_levels.size() && tokens > chunk << l; ++l) {
+    const Index least = std::max<Index>((tokens + chunk - 1) / chunk - 2, 0);
+    require(least <= m_complete && m_complete <= tokens / chunk, "state: expected moments of ", least, " to ",
+            tokens / chunk, " chunks, got ", m_complete);
+    for (std::size_t l = 0; l < m_levels.size() && tokens >= chunk << l; ++l) {
       archive(m_levels[l].M);
       for (Unit& unit : m_levels[l].units) archive(unit.exponent), archive(unit.largest_value);
     }
@@ -184,8 +195,6 @@ class ChunkState {
     return m_levels[static_cast<std::size_t>(l)].M.data() +
            model.terms() * (step * kept * m_width + place * width(step));
   }
-  void complete() { ++m_complete, m_done = 0; }
-
   // does the steps up to `until` of the moments of chunk m_complete, and of the chunks that end with it
   void set_moments(const Model& model, const TokenRing<T>& ring, Index until, Workspace& scratch) {
     for (; m_done < until; ++m_done) {
@@ -202,6 +211,7 @@ class ChunkState {
         sum.store(model.terms(), width(m_done), moments(model, l + 1, J / 2, m_done));
       }
     }
+    if (m_done == steps()) ++m_complete, m_done = 0;
   }
 
   // sets m_weights, and the units of chunk m_complete and of the chunks that end with it

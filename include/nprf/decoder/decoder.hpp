@@ -131,8 +131,9 @@ class Decoder {
   /// Writes the states of all sequences in binary form, for a machine of the same byte order. O(bytes()). Throws
   /// InvalidArgument if the stream fails.
   void save(std::ostream& stream) const;
-  /// Replaces the states by those of a file that a decoder of the same attention and options saved. O(bytes()).
-  /// Throws InvalidArgument if the file is of another decoder, was cut or has changed; then it changes nothing.
+  /// Replaces the states by those of a file that a decoder of the same attention and options saved. O(bytes()),
+  /// and what the first call takes to plan the sums of the biases. Throws InvalidArgument if the file is of another
+  /// decoder, was cut or has changed; then it changes nothing.
   void load(std::istream& stream);
 
  private:

@@ -152,16 +152,19 @@ class HeadState {
     require(m_tokens <= model.most_tokens, "state: expected at most ", model.most_tokens, " tokens, got ", m_tokens);
     require(0 <= m_left_ring && m_left_ring % block == 0 && m_left_ring <= m_tokens &&
                 m_tokens - m_left_ring < model.pending() + block &&
-                (m_left_ring == 0 || m_tokens - m_left_ring >= model.reach()),
+                (m_left_ring == 0 ||
+                 (m_tokens - m_left_ring >= model.reach() && m_most_tokens - m_left_ring >= model.pending())),
             "state: expected ", model.reach(), " to ", model.pending() + block - 1,
             " tokens in the ring, from a multiple of ", block, " on, got ", m_left_ring, " to ", m_tokens);
-    archive.expect(m_tokens - m_left_ring + std::min(model.sinks, m_tokens));  // each of these tokens has some bytes
+    // a wrong number must not allocate memory
+    archive.expect((m_tokens - m_left_ring) * (model.shape(m_d_v).r + m_d_v) + std::min(model.sinks, m_tokens) * m_d_v);
+    archive.expect(ChunkState<T>::saved_scalars(model.chunks, model.shape(m_d_v), m_tokens));
     reserve(model, m_tokens);
     for (RunningSums<T>& sums : m_sums) sums.transfer(archive);
     m_sinks.transfer(m_tokens, archive);
     m_ring.transfer_references(archive);
     for (Index j = m_left_ring; j < m_tokens; ++j) m_ring.transfer(j, archive);
-    m_chunks.transfer(m_tokens, archive);
+    m_chunks.transfer(model.chunks, m_tokens, archive);
   }
 
  private:

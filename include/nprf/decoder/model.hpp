@@ -58,7 +58,7 @@ struct StepModel {
   /// back.
   Index pending() const { return reach() + rollback; }
   /// The age from which on tokens are only in sums, or have no weight.
-  Index reach() const { return chunks.any() ? std::max(chunks.reach(), near) : bias.reach(); }
+  Index reach() const { return chunks.any() ? chunks.reach() : bias.reach(); }
   /// How many tokens the ring can hold.
   Index kept_tokens() const { return pending() + RunningSums<T>::block; }
   /// Whether tokens that have left the ring have weights.
@@ -66,8 +66,8 @@ struct StepModel {
   /// Whether they are in running sums, one for each decay of the bias.
   bool has_tail() const { return bias.has_tail() && !chunks.any(); }
 
-  /// Sums older tokens by chunks if that is cheaper, for values of d_v columns and positive features: only then does a
-  /// change of weights change a row by no more than the weights.
+  /// Sums older tokens by chunks if that is cheaper, for values of d_v columns. Features must be positive: only then a
+  /// relative change of all weights by at most x changes a row by about x, relative to the largest value.
   void set_chunks(Index d_v) {
     chunks = {};
     if (!is_positive()) return;
@@ -88,7 +88,9 @@ struct StepModel {
         has_exact_pairs() ? error_of_softmax_row(q_norm, k_norm, std::min(keys, near) + far_sinks(keys)) : 0;
     return error_of_weights<T>(largest_exponent<T>) + bias.deviation() + chunks.deviation() +
            features.relative_error(q_norm) + features.relative_error(k_norm) +
-           error_of_sums<T>(features.map().output_dim(), slots + RunningSums<T>::block) + exact_pairs;
+           error_of_sums<T>(features.map().output_dim() * std::max<Index>(chunks.terms(), 1),
+                            slots + RunningSums<T>::block) +
+           exact_pairs;
   }
 };
 

@@ -32,10 +32,10 @@ class Fingerprint {
     for (const Index size : {map.input_dim(), map.output_dim(), model.near, model.sinks, model.rollback,
                              model.most_tokens, model.bias.table()})
       sum.add(size);
-    sum.add(model.bias.has_tail()), sum.add(model.bias.slope()), sum.add(model.features.normalization().radius());
-    for (std::size_t p = 1; p < model.bias.tail().size(); ++p)
-      sum.add(model.bias.tail()[p].log_weight), sum.add(model.bias.tail()[p].slope);
-    for (Index age = 0; age <= model.bias.table(); ++age) sum.add(model.bias(age));
+    // without the parameters of fitted decays: processors may round a fit differently
+    const Index decays = static_cast<Index>(model.bias.tail().size()), is_fit = decays > 1;
+    sum.add(decays), sum.add(is_fit ? 0 : model.bias.slope()), sum.add(model.features.normalization().radius());
+    for (Index age = 0; age <= model.bias.table() - is_fit; ++age) sum.add(model.bias(age));
     m_hash = sum.value();
 
     Workspace scratch;

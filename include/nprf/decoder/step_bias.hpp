@@ -124,8 +124,8 @@ class StepBias {
   // r features and p = d_v + 1, which is about this number
   static constexpr Index shortest_tail = 32;
 
-  // replaces the biases of the largest ages, up to `oldest`, by a line, if one fits a quarter of the ages; a shorter
-  // line would save little, and a smooth table is smooth without it (chunk_model.hpp)
+  // replaces the biases of the largest ages, up to `oldest`, by a line, if this leaves at most three quarters of the
+  // table; a shorter line would save little, and a smooth table is smoother without it (chunk_model.hpp)
   template <class B>
   void fit_line(const B& b, Index oldest) {
     const FittedLine line = fitted_line(oldest + 1, minus_infinity, default_tolerance<T> / 4,

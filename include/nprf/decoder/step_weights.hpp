@@ -109,7 +109,7 @@ class StepWeights {
       m_runs[m_num_runs++] = {j, s, count, m_slots + s - slot};
       m_slots += slots;
     };
-    ring.for_each_run(std::max(first, model.chunks.first_near(tokens)), far_end, add);
+    ring.for_each_run(model.chunks.first_near(tokens), far_end, add);
   }
   template <class Use>
   void for_each_run(Use&& use) const {

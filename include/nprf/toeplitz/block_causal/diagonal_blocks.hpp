@@ -15,7 +15,7 @@
 namespace nprf::toeplitz {
 
 /// The diagonal blocks, which CausalLevels leaves out, as dense products: strips of 32 queries times the keys of their
-/// block up to the end of the strip. Time O(n block (r + p)).
+/// block up to the end of the strip. Time O(n CausalLevels::diagonal() (r + p)).
 ///
 /// No bit of a row depends on later keys. Later keys have weight zero, and zero times a finite number adds nothing. For
 /// rows before a key with non-finite values, these values are replaced by zeros.
@@ -117,12 +117,11 @@ class DiagonalBlocks {
     const Workspace::Scope scope(scratch);
     T* factors = scratch.take<T>(S.cols());
     double largest = key_max.before(j0);
-    for (Index i = 0, valid = 0; i < S.rows(); ++i) {  // the first `valid` factors are relative to `largest`
+    // the first `seen` keys are not above `largest`, and the first `valid` factors are relative to it
+    for (Index i = 0, seen = 0, valid = 0; i < S.rows(); ++i) {
       const Index keys = std::clamp<Index>(i0 + i + 1 - j0, 0, S.cols());  // the number that row i attends to
-      if (keys == 0) continue;
-      const double running = std::max(largest, *std::max_element(e + j0, e + j0 + keys));
-      if (running != largest) valid = 0;
-      largest = running;
+      for (; seen < keys; ++seen)
+        if (e[j0 + seen] > largest) largest = e[j0 + seen], valid = 0;
       for (; valid < keys; ++valid) factors[valid] = static_cast<T>(ratio(e[j0 + valid], largest));
       T* s = &S(i, 0);
       for (Index j = 0; j < keys; ++j) s[j] *= factors[j];

@@ -28,8 +28,8 @@ namespace nprf::toeplitz {
 /// the blocks before it, so that no key or value after a row changes a bit of the row, not even infinity or NaN.
 /// Signals, lanes and left-over columns are as in FftEngine. Supports key log-scales (factors.hpp).
 ///
-/// Time O(r p n log^2 n), one of the two logarithms to a base of 8 to 32, and O(n 1024 (r + p)) on the diagonal;
-/// workspace O(n (16 + lane_count * threads)), for gradients O(n (r + p)). Weights on both sides are supported,
+/// Time O(r p n log^2 n), one of the two logarithms to a base of 8 to 32, and O(n D (r + p)) on the diagonal, D <=
+/// 1024; workspace O(n (16 + lane_count * threads)), for gradients O(n (r + p)). Weights on both sides are supported,
 /// on an axis of up to twice the length. Threads share out groups of columns, and strips of the diagonal.
 template <Real T>
 class BlockCausalEngine {
@@ -113,7 +113,9 @@ class BlockCausalEngine {
     slots.copy_back(team);
   }
 
-  Index longest_plain_sum(Index n_k) const { return std::min(n_k, plain_sum_of_fft); }
+  Index longest_plain_sum(Index n_k) const {
+    return std::min(n_k, std::max<Index>(plain_sum_of_fft, m_levels.diagonal()));
+  }
 
  private:
   using Levels = CausalLevels<T>;

@@ -76,7 +76,8 @@ class CausalLevels {
  public:
   using Tree = fft::PolynomialTree<T>;
   using Z = fft::ComplexLanes<T>;
-  static constexpr Index block = 128, most = 31;  // `most` sources in a group, and as many targets
+  static constexpr Index block = 128;  // consecutive keys whose log-scales have a common unit
+  static constexpr Index most = 31;    // `most` sources in a group, and as many targets
   static constexpr Index diagonals[] = {block, 2 * block, 4 * block, 8 * block};  // sizes of diagonal blocks
   static constexpr std::size_t most_levels = 32;  // each is at least four times as large as the one before
 
