@@ -202,6 +202,7 @@ nlohmann::json choices(Grid grid) {
         speed["automatic"] = points(curves[Engine::automatic]);
         break;
       case PositionKind::smooth: speed["smooth"] = points(curves[Engine::smooth]); break;
+      case PositionKind::spline: break;  // is not measured here
       case PositionKind::t5: speed["banded"] = points(curves[Engine::banded]); break;
       case PositionKind::alibi: speed["recurrence"] = points(curves[Engine::recurrence]); break;
       case PositionKind::none: speed["linear"] = points(curves[Engine::banded]);
