@@ -94,7 +94,7 @@ constexpr std::array targets{
     Target{Who::lanes, 8192, 0.36, 0.25, Who::bare_fftw},
     Target{Who::lanes, 8192, 1.0 / 7, {}, Who::softmax},
     Target{Who::lanes_backward, 8192, 2.2, 2.0, Who::lanes},
-    Target{Who::block_causal, 8192, 1.8, 1.3, Who::lanes},
+    Target{Who::block_causal, 8192, 1.3, 1.1, Who::lanes},
     Target{Who::smooth_causal, 4096, 1.0 / 5, {}, Who::softmax_causal},
     Target{Who::smooth_causal, 8192, 1.0 / 6, {}, Who::block_causal},
     Target{Who::smooth, 8192, 1.0 / 3.3, {}, Who::lanes},
