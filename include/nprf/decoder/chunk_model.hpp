@@ -13,7 +13,6 @@
 
 #include "nprf/core/lags.hpp"
 #include "nprf/core/row_quotient.hpp"
-#include "nprf/core/shapes.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/core/workspace.hpp"
 #include "nprf/decoder/running_sums.hpp"
@@ -25,7 +24,7 @@
 namespace nprf {
 
 /// How a decoder sums the older tokens of a table that is smooth but for its first ages: by moments of chunks of
-/// tokens, as the engine `smooth` does (toeplitz/smooth/plan.hpp). For the query at place u of chunk I,
+/// tokens, as the engine `smooth` does (toeplitz/smooth/plan.hpp). For the query at position u of chunk I,
 ///
 ///     the sum over the tokens j of chunks <= I - near_chunks() of c(age of j) phi(k_j)^T [v_j 1]
 ///         = sum_p P_p(u) L_I[p]    L_I[p] = sum_J,q K[p,q] M_J[q]    M_J: the moments of chunk J
@@ -46,9 +45,9 @@ class ChunkModel {
   };
   /// Chunks of 2^l chunk tokens, at level l.
   struct Level {
-    T W[2][toeplitz::term_pairs], Wt[2][toeplitz::term_pairs];  // as in toeplitz::SmoothLevel
-    std::vector<Coupling> coupled[2];                           // of even and of odd chunks of queries
-    Index kept = 2;                                             // of how many chunks a state keeps moments
+    T W[2][toeplitz::term_pairs] = {}, Wt[2][toeplitz::term_pairs] = {};  // as in toeplitz::SmoothLevel
+    std::vector<Coupling> coupled[2];                                     // of even and of odd chunks of queries
+    Index kept = 2;                                                       // of how many chunks a state keeps moments
   };
 
   /// No chunks.
@@ -68,12 +67,12 @@ class ChunkModel {
     // so many that each chunk consists of two whole ones of the level below
     const auto size = static_cast<Index>(std::bit_ceil(static_cast<std::uint64_t>((ages + chunk - 1) / chunk))) * chunk;
     Workspace workspace;
+    // the age 1 gets no weight: so the chunk before that of the query is near, whose moments are not needed yet
+    const LagWeightsView<T> c = weights(bias, ages, size, std::max<Index>(near, 2), workspace);
     double least_time = 0.7 * all_tokens;
     for (Index terms = toeplitz::least_terms; terms <= toeplitz::most_terms; ++terms) {
       const Workspace::Scope scope(workspace);
-      // the age 1 gets no weight: so the chunk before that of the query is near, whose moments are not needed yet
-      const toeplitz::SmoothPlan<T> plan(weights(bias, ages, size, std::max<Index>(near, 2), workspace), size, size,
-                                         terms, workspace);
+      const toeplitz::SmoothPlan<T> plan(c, size, size, terms, workspace);
       ChunkModel model;
       model.take(plan, ages, rollback);
       if (!model.any()) continue;
@@ -120,7 +119,7 @@ class ChunkModel {
     std::fill_n(c, 2 * size, T(0));
     for (Index age = first; age < size; ++age)
       c[size - age] = static_cast<T>(std::exp(age < ages ? bias(age) : beyond(age)));
-    return {-size, c, 2 * size, {}, default_tolerance<T> / 4};
+    return {-size, c, 2 * size, {}, deviation_within(default_tolerance<T>)};
   }
 
   // The biases of ages that do not occur: a cubic polynomial of the logarithm of the age through four of the last ages.
@@ -159,7 +158,7 @@ class ChunkModel {
       const toeplitz::SmoothLevel<T>& from = plan.level(l);
       Level& to = m_levels[static_cast<std::size_t>(l)];
       for (Index half : {0, 1}) {
-        if (l == plan.top()) continue;
+        if (l == plan.top()) break;
         std::copy_n(from.W[half], toeplitz::term_pairs, to.W[half]);
         std::copy_n(from.Wt[half], toeplitz::term_pairs, to.Wt[half]);
       }

@@ -42,13 +42,14 @@ class ChunkState {
 
   /// Allocates memory for sequences of `tokens` tokens. Throws std::bad_alloc, and then keeps its contents.
   void reserve(const Model& model, Index tokens) {
+    const Index scalars = Model::scalars(m_shape, model.terms());
     for (Index l = 0; l < model.levels() && tokens >= chunk << l; ++l) {
       const Index kept = model.level(l).kept;
       Moments& level = m_levels[static_cast<std::size_t>(l)];
       level.units.resize(static_cast<std::size_t>(kept));
-      enlarge(level.M, kept * Model::scalars(m_shape, model.terms()));
-      for (Sums* each : {&m_present, &m_next}) enlarge(each->L, Model::scalars(m_shape, model.terms()));
+      enlarge(level.M, kept * scalars);
     }
+    if (model.any() && tokens >= chunk) enlarge(m_present.L, scalars), enlarge(m_next.L, scalars);
   }
 
   /// Must be called after each new token: computes moments of which the ring will lose tokens.
@@ -56,8 +57,8 @@ class ChunkState {
     if (!model.any()) return;
     while (m_complete + 2 <= (tokens - 1) / chunk) set_moments(model, ring, steps(), scratch);
   }
-  /// Must be called before window(): completes L of the chunk of the last token, and the part of the work for the next
-  /// chunk that is due.
+  /// Must be called before any() and add_product(): completes L of the chunk of the last token, and the part of the
+  /// work for the next chunk that is due.
   void advance(const Model& model, const TokenRing<T>& ring, Index tokens, Workspace& scratch) {
     if (!model.any() || tokens == 0) return;
     const Index I = (tokens - 1) / chunk, due = (steps() * ((tokens - 1) % chunk + 1) + chunk - 1) / chunk;
@@ -80,7 +81,7 @@ class ChunkState {
     m_present.I = m_next.I = -1;
   }
 
-  /// Whether older tokens have sums; only after advance(). The sums of add_product() are in units of exp(log_unit()).
+  /// Whether older tokens have sums. The sums of add_product() are in units of exp(log_unit()).
   bool any() const { return m_present.unit.exponent > minus_infinity; }
   double log_unit() const { return m_present.unit.exponent * std::numbers::ln2; }
   /// The largest finite |v| of the tokens in the sums.
@@ -148,7 +149,7 @@ class ChunkState {
       largest_value = std::max(largest_value, other.largest_value);
     }
   };
-  // the moments of a level: chunk J is in place J mod kept
+  // the moments of a level: chunk J is number J mod kept
   struct Moments {
     Vector<T> M;              // (r,kept,terms,padded d_v) for values; then (kept,terms,padded r) for the column of ones
     std::vector<Unit> units;  // (kept)
@@ -191,25 +192,30 @@ class ChunkState {
   }
   // the moments of chunk J of level l, of one step: (terms,width)
   T* moments(const Model& model, Index l, Index J, Index step) {
-    const Index kept = model.level(l).kept, place = J % kept;
+    const Index kept = model.level(l).kept;
     return m_levels[static_cast<std::size_t>(l)].M.data() +
-           model.terms() * (step * kept * m_width + place * width(step));
+           model.terms() * (step * kept * m_width + J % kept * width(step));
   }
+  // calls use(l, J) for the chunks J of levels l that end with chunk m_complete, from level 1 on
+  template <class Use>
+  void for_each_ending(const Model& model, Use&& use) const {
+    Index J = m_complete;
+    for (Index l = 1; J % 2 == 1 && l < model.levels(); ++l) use(l, J /= 2);
+  }
+
   // does the steps up to `until` of the moments of chunk m_complete, and of the chunks that end with it
   void set_moments(const Model& model, const TokenRing<T>& ring, Index until, Workspace& scratch) {
     for (; m_done < until; ++m_done) {
       if (m_done == 0) set_units(model, ring);
       if (m_done < m_shape.r) set_lowest_moments(model, ring, m_done, scratch);
-      Index J = m_complete;
-      for (Index l = 0; J % 2 == 1 && l + 1 < model.levels(); ++l, J /= 2) {
+      for_each_ending(model, [&](Index l, Index J) {
         const Workspace::Scope scope(scratch);
         ScaledSum sum(scratch, 2);
-        const Unit of = unit(model, l + 1, J / 2);
         for (Index half : {0, 1})
-          sum.add(model.level(l).Wt[half], moments(model, l, J - 1 + half, m_done),
-                  unit(model, l, J - 1 + half).exponent - of.exponent);
-        sum.store(model.terms(), width(m_done), moments(model, l + 1, J / 2, m_done));
-      }
+          sum.add(model.level(l - 1).Wt[half], moments(model, l - 1, 2 * J + half, m_done),
+                  unit(model, l - 1, 2 * J + half).exponent - unit(model, l, J).exponent);
+        sum.store(model.terms(), width(m_done), moments(model, l, J, m_done));
+      });
     }
     if (m_done == steps()) ++m_complete, m_done = 0;
   }
@@ -230,11 +236,10 @@ class ChunkState {
                          ? static_cast<T>(std::exp(log_scales[u] - of.exponent * std::numbers::ln2))
                          : T(0);
     unit(model, 0, m_complete) = of;
-    Index J = m_complete;
-    for (Index l = 0; J % 2 == 1 && l + 1 < model.levels(); ++l, J /= 2) {
-      Unit& outer = unit(model, l + 1, J / 2) = unit(model, l, J - 1);
-      outer.join(unit(model, l, J));
-    }
+    for_each_ending(model, [&](Index l, Index J) {
+      Unit& outer = unit(model, l, J) = unit(model, l - 1, 2 * J);
+      outer.join(unit(model, l - 1, 2 * J + 1));
+    });
   }
 
   // M[p] = sum_u P_p(u) w_u phi_uk [v_u 1] for feature k of the tokens u of chunk m_complete

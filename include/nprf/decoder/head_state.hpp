@@ -156,7 +156,8 @@ class HeadState {
                  (m_tokens - m_left_ring >= model.reach() && m_most_tokens - m_left_ring >= model.pending())),
             "state: expected ", model.reach(), " to ", model.pending() + block - 1,
             " tokens in the ring, from a multiple of ", block, " on, got ", m_left_ring, " to ", m_tokens);
-    // a wrong number must not allocate memory
+    // a wrong number must not allocate memory, nor overflow here
+    archive.expect(m_tokens - m_left_ring + std::min(model.sinks, m_tokens));
     archive.expect((m_tokens - m_left_ring) * (model.shape(m_d_v).r + m_d_v) + std::min(model.sinks, m_tokens) * m_d_v);
     archive.expect(ChunkState<T>::saved_scalars(model.chunks, model.shape(m_d_v), m_tokens));
     reserve(model, m_tokens);

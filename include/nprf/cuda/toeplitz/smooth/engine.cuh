@@ -30,9 +30,8 @@ class SmoothEngine {
 
   /// No GPU has run this engine, so that the cost is an estimate: from the rates of other engines' tiles, two thirds of
   /// the bandwidth of an H200's memory, and the time of each of a chain of launches; half of the work is added to it,
-  /// as nothing was tuned. Of 32 features and 64 columns this is 9 ns for each token, in which an H200 issues 8000
-  /// instructions of warps; an interpreter of PTX counts 3200. Infinite for few tokens, and for weights that may not
-  /// change. Reads the weights from the device.
+  /// as nothing was tuned. Infinite for few tokens, and for weights that may not change. Reads the weights from the
+  /// device.
   static CallCost cost(const CostInputs& x) {
     constexpr double rate = 12.5e12, tensor_rate = 85e12, bandwidth = 3e12, launch = 3e-6, untuned = 1.5;
     constexpr double terms = SmoothChunks::terms, halves = 1.5;
