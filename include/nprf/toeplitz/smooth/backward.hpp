@@ -6,7 +6,6 @@
 #include <type_traits>
 
 #include "nprf/core/pack.hpp"
-#include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/core/workspace.hpp"
 #include "nprf/toeplitz/factors.hpp"
@@ -55,20 +54,43 @@ void add_dot_products(const T* N, const T* M, Index n, double* out) {
 template <Real T>
 class WeightGradients {
  public:
-  /// For the moments of the keys, and of the queries with G as values.
-  WeightGradients(const SmoothPlan<T>& plan, const ChunkMoments<T>& of_queries, const ChunkMoments<T>& of_keys)
-      : m_plan(plan), m_queries(of_queries), m_keys(of_keys) {}
+  /// For the moments of the keys, and of the queries with G as values; `sums` are those of the keys' gradients.
+  WeightGradients(const SmoothPlan<T>& plan, const ChunkSums<T>& sums, const ChunkMoments<T>& of_queries,
+                  const ChunkMoments<T>& of_keys, Workspace& workspace)
+      : m_plan(plan), m_sums(sums), m_queries(of_queries), m_keys(of_keys) {
+    for (Index l = 0; l <= plan.top(); ++l) {
+      const Index size = share_size(l) * shares(l);
+      m_shares[l] = workspace.take<double>(size);
+      std::fill_n(m_shares[l], size, 0.0);
+    }
+  }
 
-  /// Adds the gradients of the weights of the lags `first`, first + 1, ... to dc.
-  void add_to(std::span<T> dc, Index first, const Team& team) const {
+  /// Adds the pairs of the queries and keys in the blocks of chunk J of the keys that are summed at level l.
+  void add_blocks(Index l, Index J) const {
+    const Index parity = J % 2;
+    double* dK = share(l, m_sums.group(l, J), parity);
+    for (const Coupling<T>& each : coupled(l, parity)) {
+      // dK[p,q] += N_I[p].M_J[q]
+      if (const Index I = J + each.offset; I >= 0 && I < m_queries.chunks(l))
+        m_keys.for_each_part([&](Index at, Index n) {
+          with_terms(m_plan.terms(), [&]<Index terms>() {
+            detail::add_dot_products<terms>(m_queries.at(l, I) + at, m_keys.at(l, J) + at, n, dK);
+          });
+        });
+      dK += term_pairs;
+    }
+  }
+
+  /// Adds the gradients of the weights of the lags `first`, first + 1, ... to dc, after all blocks were added.
+  void add_to(std::span<T> dc, Index first, Workspace& workspace) const {
     if (m_plan.top() < 0) return;
-    const Workspace::Scope scope(team.workspace());
+    const Workspace::Scope scope(workspace);
     const double* outer = nullptr;
     for (Index l = m_plan.top(); l >= 0; --l) {
-      double* dK = team.workspace().template take<double>(m_plan.level(l).count * term_pairs);
+      double* dK = workspace.take<double>(m_plan.level(l).count * term_pairs);
       std::fill_n(dK, m_plan.level(l).count * term_pairs, 0.0);
       if (outer) add_outer(l, outer, dK);
-      add_coupled(l, dK, team);
+      add_shares(l, dK);
       outer = dK;
     }
     const SmoothLevel<T>& lowest = m_plan.level(0);
@@ -78,6 +100,19 @@ class WeightGradients {
   }
 
  private:
+  // each group of chunks has a share: dK of each coupling of even chunks, then of odd ones
+  Index shares(Index l) const { return m_sums.group(l, m_keys.chunks(l) - 1) + 1; }
+  std::span<const Coupling<T>> coupled(Index l, Index parity) const {
+    return m_plan.level(l).side(Axis::keys).coupled[parity];
+  }
+  Index share_size(Index l) const {
+    return static_cast<Index>(coupled(l, 0).size() + coupled(l, 1).size()) * term_pairs;
+  }
+  double* share(Index l, Index group, Index parity) const {
+    return m_shares[l] + group * share_size(l) +
+           (parity == 0 ? 0 : static_cast<Index>(coupled(l, 0).size()) * term_pairs);
+  }
+
   // dK of level l from that of level l + 1: K above = sum W_a^T K W_b
   void add_outer(Index l, const double* outer, double* dK) const {
     const SmoothLevel<T>&level = m_plan.level(l), &above = m_plan.level(l + 1);
@@ -90,31 +125,16 @@ class WeightGradients {
                               dK + (2 * (above.first + k) + a - b - level.first) * term_pairs);
     }
   }
-
-  // dK_D[p,q] += sum of N_I[p].M_J[q] over the chunks I and J at distance D whose block is summed at this level
-  void add_coupled(Index l, double* dK, const Team& team) const {
-    const SmoothLevel<T>& level = m_plan.level(l);
-    const auto& side = level.side(Axis::queries);
-    const Index blocks = std::min<Index>(side.chunks, 8), size = level.count * term_pairs;
-    const Workspace::Scope scope(team.workspace());
-    double* shares = team.workspace().template take<double>(blocks * size);
-    std::fill_n(shares, blocks * size, 0.0);
-    team.run(blocks, [&](Index block, Workspace&) {
-      double* share = shares + block * size;
-      for (Index I = side.chunks * block / blocks; I < side.chunks * (block + 1) / blocks; ++I)
-        for (const Coupling<T>& each : side.coupled[I % 2]) {
-          const Index J = I + each.offset;
-          if (J < 0 || J >= m_keys.chunks(l)) continue;
-          m_keys.for_each_part([&](Index at, Index n) {
-            with_terms(m_plan.terms(), [&]<Index terms>() {
-              detail::add_dot_products<terms>(m_queries.at(l, I) + at, m_keys.at(l, J) + at, n,
-                                              share + (I - J - level.first) * term_pairs);
-            });
-          });
+  void add_shares(Index l, double* dK) const {
+    for (Index group = 0; group < shares(l); ++group)
+      for (Index parity : {0, 1}) {
+        const double* from = share(l, group, parity);
+        for (const Coupling<T>& each : coupled(l, parity)) {
+          double* to = dK + (each.offset - m_plan.level(l).first) * term_pairs;
+          for (Index k = 0; k < term_pairs; ++k) to[k] += from[k];
+          from += term_pairs;
         }
-    });
-    for (Index block = 0; block < blocks; ++block)
-      for (Index k = 0; k < size; ++k) dK[k] += shares[block * size + k];
+      }
   }
 
   // adds the gradients of the weights of a block of level 0, the first of which is dc[first]
@@ -132,7 +152,9 @@ class WeightGradients {
   }
 
   const SmoothPlan<T>& m_plan;
+  const ChunkSums<T>& m_sums;
   const ChunkMoments<T>&m_queries, &m_keys;
+  double* m_shares[SmoothPlan<T>::most_levels] = {};
 };
 
 }  // namespace nprf::toeplitz

@@ -124,11 +124,15 @@ class ChunkSums {
         m_low(std::clamp<Index>(plan.top(), 0, 3)),
         m_groups(std::max(groups(chunks(0)), groups(moments.chunks(0)))) {}
 
+  /// The group of chunk I of level l. The sums of the chunks of a group are computed one after another.
+  Index group(Index l, Index I) const { return l < m_low ? I >> (m_low - l) : I; }
+
   /// Computes all moments and calls finish(I, L, scratch) for each chunk I of level 0; L is null if no block is smooth.
-  /// Groups of chunks are passed over in the order in which they depend on each other: so in one direction moments are
-  /// used while they are in the cache.
-  template <class Finish>
-  void run(const Team& team, Finish&& finish) const {
+  /// Before it, calls with_moments(l, I) for this chunk and for all that it is in, once each, when the moments that
+  /// their blocks need have just been read. Chunks are passed over in the order in which they depend on each other: so
+  /// in one direction moments are used while they are in the cache.
+  template <class Finish, class WithMoments>
+  void run(const Team& team, Finish&& finish, WithMoments&& with_moments) const {
     const Workspace::Scope scope(team.workspace());
     const Index top = m_plan.top();
     Levels levels;
@@ -140,14 +144,18 @@ class ChunkSums {
       const RowRange window = is_reversed ? RowRange{m_groups - next, m_groups - done} : RowRange{done, next};
       if (top >= 0) {
         set_moments_of(window, is_reversed, levels, team);
-        set_sums_of(window, is_reversed, levels, team);
+        set_sums_of(window, is_reversed, levels, team, with_moments);
       }
       const Index end = std::min(window.end, groups(chunks(0)));
       team.run(std::max<Index>(end - window.begin, 0), [&](Index task, Workspace& scratch) {
         const Index I = window.begin + task;
-        descend(m_low, I, top >= 0 ? levels.L[m_low] + I * m_moments.size() : nullptr, scratch, finish);
+        descend(m_low, I, top >= 0 ? levels.L[m_low] + I * m_moments.size() : nullptr, scratch, finish, with_moments);
       });
     }
+  }
+  template <class Finish>
+  void run(const Team& team, Finish&& finish) const {
+    run(team, finish, [](Index, Index) {});
   }
 
  private:
@@ -184,7 +192,9 @@ class ChunkSums {
     }
   }
   // of each level the chunks that have a part in the groups up to the window
-  void set_sums_of(RowRange window, bool is_reversed, Levels& levels, const Team& team) const {
+  template <class WithMoments>
+  void set_sums_of(RowRange window, bool is_reversed, Levels& levels, const Team& team,
+                   WithMoments& with_moments) const {
     for (Index l = m_plan.top(); l >= m_low; --l) {
       const Index all = chunks(l), shift = l - m_low, size = Index{1} << shift;
       const Index end = std::min((window.end + size - 1) >> shift, all);
@@ -192,6 +202,7 @@ class ChunkSums {
       run_new(levels.sums[l], count, all, is_reversed, team, [&](Index I, Workspace& scratch) {
         const T* outer = l < m_plan.top() ? levels.L[l + 1] + I / 2 * m_moments.size() : nullptr;
         add_up(l, I, outer, levels.L[l] + I * m_moments.size(), scratch);
+        with_moments(l, I);
       });
     }
   }
@@ -210,14 +221,17 @@ class ChunkSums {
   }
 
   // calls finish for the chunks of level 0 in chunk I of level l
-  template <class Finish>
-  void descend(Index l, Index I, const T* L, Workspace& scratch, Finish& finish) const {
+  template <class Finish, class WithMoments>
+  void descend(Index l, Index I, const T* L, Workspace& scratch, Finish& finish, WithMoments& with_moments) const {
     if (l == 0) return finish(I, L, scratch);
     for (Index half = 2 * I; half < std::min(2 * I + 2, chunks(l - 1)); ++half) {
       const Workspace::Scope scope(scratch);
       T* own = L ? scratch.take<T>(m_moments.size()) : nullptr;
-      if (L) add_up(l - 1, half, L, own, scratch);
-      descend(l - 1, half, own, scratch, finish);
+      if (L) {
+        add_up(l - 1, half, L, own, scratch);
+        with_moments(l - 1, half);
+      }
+      descend(l - 1, half, own, scratch, finish, with_moments);
     }
   }
 

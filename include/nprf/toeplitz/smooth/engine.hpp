@@ -93,16 +93,21 @@ class SmoothEngine {
     ChunkSums<T>(m_plan, Axis::queries, of_keys).run(team, [&](Index I, const T* L, Workspace& scratch) {
       if (L && queries.rows(I).size() > 0) set_factor_gradients(queries, I, gradients, L, out.dA, scratch);
     });
-    ChunkSums<T>(m_plan, Axis::keys, of_queries).run(team, [&](Index J, const T* L, Workspace& scratch) {
+    const ChunkSums<T> sums(m_plan, Axis::keys, of_queries);
+    const auto finish = [&](Index J, const T* L, Workspace& scratch) {
       const RowRange rows = keys.rows(J);
       if (!L || rows.size() == 0) return;
       set_factor_gradients(keys, J, values, L, out.dB, scratch);
       set_rows<T>(keys, J, gradients, L, out.dU.middleRows(rows.begin, rows.size()), nullptr, scratch);
-    });
+    };
+    if (out.dc.size() == 0) {
+      sums.run(team, finish);
+    } else {
+      const WeightGradients<T> weights(m_plan, sums, of_queries, of_keys, workspace);
+      sums.run(team, finish, [&](Index l, Index J) { weights.add_blocks(l, J); });
+      weights.add_to({out.dc.data(), static_cast<std::size_t>(out.dc.size())}, m_c.first, workspace);
+    }
     RoughTiles<T>(m_plan, x, m_c).add_gradients(G, out, team);
-    if (out.dc.size() == 0) return;
-    const std::span<T> dc(out.dc.data(), static_cast<std::size_t>(out.dc.size()));
-    WeightGradients<T>(m_plan, of_queries, of_keys).add_to(dc, m_c.first, team);
   }
 
  private:
