@@ -26,7 +26,7 @@ def part(x, first, last):
 class Both:
     """A decoder on the GPU, and those on the CPU in float64 and float32, which get the same calls."""
 
-    def __init__(self, features, position=None, kv_heads=H, rollback=0, **options):
+    def __init__(self, features, position=None, kv_heads=H, rollback=0, max_tokens=0, **options):
         self.device = gpu()
         self.on_gpu = nprf.torch.GpuDecoder(
             features,
@@ -36,6 +36,7 @@ class Both:
             kv_heads=kv_heads,
             batch=B,
             rollback=rollback,
+            max_tokens=max_tokens,
             device=self.device,
             **options,
         )
@@ -79,11 +80,15 @@ def maps():
 def test_steps_have_the_rows_of_the_cpu(name, near, sinks):
     x = tokens()
     for position in positions(np.random.default_rng(7), H).values():
-        if hasattr(position, "reach"):  # a curve, which GPUs do not have
-            with pytest.raises(ValueError, match="position: expected none, a table, T5 or ALiBi on a GPU, got a curve"):
-                Both(maps()[name], position, near=near, sinks=sinks)
-            continue
-        both = Both(maps()[name], position, near=near, sinks=sinks)
+        options = {"near": near, "sinks": sinks}
+        if hasattr(position, "reach"):  # a curve
+            for most in (0, position.reach + 2):
+                with pytest.raises(ValueError, match=f"max_tokens: expected 1 to {position.reach + 1}, .* got {most}"):
+                    Both(maps()[name], position, max_tokens=most, **options)
+            if position.reach + 1 < N:
+                continue
+            options["max_tokens"] = N
+        both = Both(maps()[name], position, **options)
         for first, last in ((0, 6), (6, 7), (7, 8), (8, 13), (13, N)):
             both.step(*part(x, first, last))
         assert both.on_gpu.tokens == [N] * B and both.on_gpu.nbytes > 0

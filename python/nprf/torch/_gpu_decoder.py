@@ -26,7 +26,8 @@ class GpuDecoder:
     >>> y = decoder.step(q, k, v)    # the next token, [batch, heads, 1, channels], or a few
 
     heads: of queries; kv_heads: of keys and values, None: as many. channels: of the values. max_tokens: the most that a
-    sequence will have, which saves memory if they are few; 0: any number. dtype: of the tensors, float32, float16 or
+    sequence will have, which saves memory if they are few, and which curves need (they are decoded as tables); 0: any
+    number. dtype: of the tensors, float32, float16 or
     bfloat16, or its name; states are float32. features, position, normalization, near, sinks, batch, rollback: those of
     nprf.Decoder.
 

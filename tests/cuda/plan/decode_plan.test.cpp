@@ -13,6 +13,8 @@
 #include "nprf/feature_map/paper_names.hpp"
 #include "nprf/feature_map/taylor.hpp"
 #include "nprf/position/alibi.hpp"
+#include "nprf/position/curve.hpp"
+#include "nprf/position/kerple.hpp"
 #include "nprf/position/relative.hpp"
 #include "nprf/position/t5.hpp"
 #include "support/catch.hpp"
@@ -199,12 +201,13 @@ TEST_CASE("decoding on a GPU: tokens beyond max_tokens", "[cuda]") {
   constexpr Index n = 30, most = 12;
   for (const DecodePosition& position :
        {DecodePosition("table", RelativePosition<T>(T(0.3) * random_table<T>(40, 5))), of_alibi(T(0.1)),
-        alibi_as_table()}) {  // a line, as no sequence outgrows the table
+        alibi_as_table(),  // a line, as no sequence outgrows the table
+        DecodePosition("curve", CurvePosition<T, KerpleLog>(KerpleLog(1, 0.5), most - 1))}) {
     TokenBatch<T> x(2, 1, 1, n, d, d_v, 7);
     DecodeModel model(std::vector{orf<T>(d, 16, 3)}, {position}, 2);
     const DecodeCase on_device(x);
-    cuda::DecodePlan<T> plan(model.model, on_device.shape(most)), unlimited(model.model, on_device.shape());
-    CHECK(plan.bytes() <= unlimited.bytes());
+    cuda::DecodePlan<T> plan(model.model, on_device.shape(most));
+    if (!position.model.is_bounded) CHECK(plan.bytes() <= cuda::DecodePlan<T>(model.model, on_device.shape()).bytes());
     const DeviceArray<int> first_alone(std::vector<int>{most - 2, 0});
     x.prefill(model.decoder, 0, most - 2, {.lengths = std::vector<Index>{most - 2, 0}});
     on_device.append(plan, 0, most - 2, {.lengths = first_alone.data()});
@@ -307,7 +310,7 @@ TEST_CASE("decoding on a GPU: what is refused", "[cuda]") {
     cuda::DecodePlan<T>(m, shape);
   };
   cuda::AttentionModel bidirectional = model(), near = model(), sinks = model(), grid = model(), two = model(),
-                       empty = model(), elu = model();
+                       empty = model(), elu = model(), curve = model();
   bidirectional.direction = Direction::bidirectional;
   check_invalid([&] { make(bidirectional, {.d_v = d_v}); }, {"direction", "causal", "bidirectional"});
   near.near = -1, sinks.sinks = std::ptrdiff_t{1} << 29;
@@ -317,6 +320,9 @@ TEST_CASE("decoding on a GPU: what is refused", "[cuda]") {
   check_invalid([&] { make(elu, {.d_v = d_v}); }, {"near", "elu"});
   grid.positions.front().slots = {0, 1};
   check_invalid([&] { make(grid, {.d_v = d_v}); }, {"position", "grid"});
+  curve.positions = {cuda::model_of(CurvePosition<T, KerpleLog>(KerpleLog(1, 0.5), 7))};
+  check_invalid([&] { make(curve, {.d_v = d_v}); }, {"max_tokens", "1 to 8", "got 0"});
+  check_invalid([&] { make(curve, {.d_v = d_v, .max_tokens = 9}); }, {"max_tokens", "1 to 8", "got 9"});
   two.positions.push_back(of_alibi(2).model);
   check_invalid([&] { make(two, {.heads = 3, .d_v = d_v}); }, {"positions", "1 or 3", "got 2"});
   empty.features.clear();

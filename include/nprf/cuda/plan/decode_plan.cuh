@@ -57,6 +57,7 @@ struct DecodeCall {
 ///
 /// Features may be of any kind without a tilt, centred or not. There is one map for all heads or one for each head; the
 /// same holds for positions. A near field and sinks need features other than elu. The position must not be a grid. A
+/// curve needs DecodeShape::max_tokens, at most its reach + 1; its state is a ring of as many tokens, as for a table. A
 /// row whose denominator underflows or overflows is NaN, since there is no exact softmax as on the CPU. With a series,
 /// a near field or sinks, a row whose terms cancel is returned as it is. DecodeCounts::failing_rows counts both. A
 /// non-finite query makes its own row NaN; a non-finite key makes the rows NaN that attend to it, and a non-finite

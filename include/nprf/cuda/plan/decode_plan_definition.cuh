@@ -28,7 +28,7 @@ struct DecodePlan<S>::Implementation {
   Implementation(AttentionModel of_plan, const DecodeShape& sizes, cudaStream_t stream)
       : device(Device::current()),
         shape(checked(sizes)),
-        model(checked(std::move(of_plan)),
+        model(checked(std::move(of_plan), sizes),
               {.batch = sizes.batch,
                .heads = sizes.heads,
                .n_q = 1,
@@ -59,7 +59,7 @@ struct DecodePlan<S>::Implementation {
             sizes.rollback);
     return sizes;
   }
-  static AttentionModel checked(AttentionModel one) {
+  static AttentionModel checked(AttentionModel one, const DecodeShape& sizes) {
     require(one.direction == Direction::causal, "direction: expected causal for a DecodePlan, got bidirectional");
     require(one.near <= most, "near: expected 0 to 2^28 for a DecodePlan, got ", one.near);
     require(one.sinks <= most, "sinks: expected 0 to 2^28 for a DecodePlan, got ", one.sinks);
@@ -67,8 +67,10 @@ struct DecodePlan<S>::Implementation {
     require(!one.positions.front().is_grid(),
             "position: expected one by the distance of tokens, got one that assigns slots to tokens (a grid), whose "
             "number is fixed");
-    require(!one.positions.front().is_bounded,
-            "position: expected one with biases of all lags for a DecodePlan, got a curve");
+    for (const PositionModel& each : one.positions)
+      require(!each.is_bounded || (sizes.max_tokens > 0 && sizes.max_tokens <= 1 - each.first),
+              "max_tokens: expected 1 to ", 1 - each.first, ", for which the position has biases, got ",
+              sizes.max_tokens);
     return one;
   }
 
