@@ -115,8 +115,6 @@ TEST_CASE("curves that reach all lags are computed by their tables, with the gra
   refused(n + 2, n, 0);
   refused(1, 1, n + 1);
   CHECK_NOTHROW(plan_case({.n_q = 1, .n_k = 2 * n, .d_v = 3, .offset = n}).plan(of_curve));  // causal
-  check_invalid([&] { cuda::DecodePlan<float>(cuda::model_of(of_curve), {.d_v = 3}); },
-                {"position: expected one with biases of all lags for a DecodePlan, got a curve"});
 }
 
 }  // namespace nprf::test::cuda_plan_attention_plan_smooth
