@@ -300,8 +300,8 @@ def test_decoders_of_layers_equal_those_of_arrays():
     random_calls()
 
 
-class OfT5(torch.nn.Module):
-    """What T5SelfAttention takes the place of."""
+class T5Attention(torch.nn.Module):
+    """What replace_attention() replaces."""
 
     def __init__(self, heads, d, causal, max_distance):
         super().__init__()
@@ -310,19 +310,22 @@ class OfT5(torch.nn.Module):
         self.relative_attention_max_distance = max_distance
         self.relative_attention_bias = torch.nn.Embedding(8, heads)
 
+    def forward(self, hidden_states):
+        raise NotImplementedError
+
 
 def exact_t5(layer, x, kept):
     """Softmax attention in float64, with n x n matrices."""
-    n, split = x.shape[1], (layer.heads, layer.head_dim)
+    n, split, causal = x.shape[1], layer.attention_sizes(), layer.is_decoder
     q, k, v = (
         torch.nn.functional.linear(x.double(), each.weight.double()).unflatten(-1, split).transpose(1, 2)
         for each in (layer.q, layer.k, layer.v)
     )
     bucket = nprf._native.core.t5_bucket
-    buckets = [[bucket(j - i, 8, layer.causal, layer.max_distance) for j in range(n)] for i in range(n)]
+    buckets = [[bucket(j - i, 8, causal, layer.relative_attention_max_distance) for j in range(n)] for i in range(n)]
     bias = layer.relative_attention_bias.weight.double()[torch.tensor(buckets, dtype=torch.long).reshape(n, n)]
     attends = kept[:, None, None, :].expand(len(x), 1, n, n)
-    attends = attends.tril() if layer.causal else attends
+    attends = attends.tril() if causal else attends
     scores = (q @ k.mT + bias.permute(2, 0, 1)).masked_fill(~attends, -torch.inf)
     y = scores.softmax(-1).nan_to_num(0) @ v  # rows without keys
     return torch.nn.functional.linear(y.transpose(1, 2).flatten(2), layer.o.weight.double())
@@ -339,10 +342,10 @@ def test_replaced_layers_equal_the_formula():
         all_exact = draw(st.booleans())
         near, sinks = (max(n, 1) + 3, 0) if all_exact else (attention.near, attention.sinks)
         features = draw(st.sampled_from([None, nprf.taylor(d)])) if all_exact else attention.features
-        made = OfT5(heads, d, attention.causal, max_distance)
+        made = T5Attention(heads, d, attention.causal, max_distance)
         for each in made.parameters():
             torch.nn.init.normal_(each, std=0.5)
-        layer = nprf.torch.T5SelfAttention(made, features, near, sinks=sinks)
+        (layer,) = nprf.torch.replace_attention(made, features, near, sinks=sinks).values()
         x = torch.randn(batch, n, heads * d, requires_grad=True)
         kept = torch.rand(batch, n) < draw(st.sampled_from([0.0, 0.5, 1.1]))
         mask = kept[:, None, None, :]

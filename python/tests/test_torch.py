@@ -1294,6 +1294,9 @@ class T5Attention(torch.nn.Module):
         self.q, self.k, self.v, self.o = (torch.nn.Linear(16, 16) for _ in range(4))
         self.relative_attention_bias = torch.nn.Embedding(8, 2)
 
+    def forward(self, hidden_states):
+        raise NotImplementedError
+
 
 model = torch.nn.ModuleList([T5Attention()])
 nprf.torch.replace_attention(model)

@@ -227,9 +227,9 @@ def test_padding_of_rows():
         (causal_rows, True),
     ):  # fmt: skip
         for each in (mask, torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)):
-            assert torch.equal(_masks.padding_of_rows(each, causal, N), ~kept)
+            assert torch.equal(_masks.padding_of_rows(each, causal, N, N), ~kept)
     for mask in (left_rows, left_rows | left[:, None, :, None]):
-        assert torch.equal(_masks.padding_of_rows(mask, True, N), left)
+        assert torch.equal(_masks.padding_of_rows(mask, True, N, N), left)
 
     sequence = torch.arange(N) < 6
     packed = (sequence[:, None] == sequence[None, :]).expand(B, 1, N, N)
@@ -241,11 +241,11 @@ def test_padding_of_rows():
         (window.expand(B, 1, N, N), True),
     ):  # fmt: skip
         with pytest.raises(ValueError, match="mask: expected one by which all heads and queries"):
-            _masks.padding_of_rows(mask, causal, N)
+            _masks.padding_of_rows(mask, causal, N, N)
     with pytest.raises(ValueError, match=r"mask: expected \[batch, 10\] or"):
-        _masks.padding_of_rows(of_rows[..., :5], False, N)
+        _masks.padding_of_rows(of_rows[..., :5], False, N, N)
     with pytest.raises(ValueError, match="mask: expected 0, or at most -1000 .*, got -1.5"):
-        _masks.padding_of_rows(torch.full((B, 1, 1, N), -1.5), False, N)
+        _masks.padding_of_rows(torch.full((B, 1, 1, N), -1.5), False, N, N)
 
 
 def test_inputs_that_are_refused():
@@ -266,6 +266,6 @@ def test_inputs_that_are_refused():
 
 def test_operators_of_masks():
     torch.library.opcheck(_masks._padding_op, (torch.zeros(B, N),))
-    torch.library.opcheck(_masks._padding_of_rows_op, (torch.ones(B, 1, 1, N, dtype=torch.bool), True))
-    torch.library.opcheck(_masks._padding_of_rows_op, (torch.zeros(B, N), False))
-    torch.library.opcheck(_masks._padding_of_rows_op, (torch.zeros(N, B).t(), False))
+    torch.library.opcheck(_masks._padding_of_rows_op, (torch.ones(B, 1, 1, N, dtype=torch.bool), True, 0, False))
+    torch.library.opcheck(_masks._padding_of_rows_op, (torch.zeros(B, N), False, 0, True))
+    torch.library.opcheck(_masks._padding_of_rows_op, (torch.zeros(N, B).t(), False, 0, False))

@@ -44,18 +44,23 @@ def layer_with(features, **options):
     return layer
 
 
-class Replaced:
-    """What T5SelfAttention takes the place of."""
+class T5Attention(torch.nn.Module):
+    """What replace_attention() replaces."""
 
     def __init__(self):
+        super().__init__()
         self.q, self.k, self.v, self.o = (torch.nn.Linear(E, E, bias=False) for _ in range(4))
-        self.n_heads, self.has_relative_attention_bias, self.training = H, True, True
+        self.n_heads, self.has_relative_attention_bias = H, True
         self.relative_attention_bias = torch.nn.Embedding(16, H)
+
+    def forward(self, hidden_states):
+        raise NotImplementedError
 
 
 def replaced_with(features):
     """Whose first parameter is the weight of queries."""
-    return nprf.torch.T5SelfAttention(Replaced(), features, near=2)
+    (layer,) = nprf.torch.replace_attention(T5Attention(), features, near=2).values()
+    return layer
 
 
 def tensors_of(layer):

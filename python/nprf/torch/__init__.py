@@ -6,19 +6,21 @@ from ._decoder import LayerDecoder
 from ._functional import attention
 from ._gpu_decoder import GpuDecoder
 from ._module import Attention
-from ._replace import ModelCalibration, calibrated_features, replace_attention
+from ._replace import ModelCalibration, calibrate, replace_attention, restore_attention
+from ._served import Served, ServedAttention, register_attention
 from ._spline import SplineBias
-from ._t5 import T5SelfAttention, UMT5SelfAttention
 
 __all__ = [
     "Attention",
     "GpuDecoder",
     "LayerDecoder",
     "ModelCalibration",
+    "Served",
+    "ServedAttention",
     "SplineBias",
-    "T5SelfAttention",
-    "UMT5SelfAttention",
     "attention",
-    "calibrated_features",
+    "calibrate",
+    "register_attention",
     "replace_attention",
+    "restore_attention",
 ]

@@ -70,18 +70,20 @@ def check_causal(mask: Tensor, n_q: int, n_k: int, rows: int, offset: int) -> No
         )
 
 
-def _dropped_by_rows(mask: Tensor, causal: bool) -> Tensor:
+def _dropped_by_all(mask: Tensor, causal: bool, offset: int) -> Tensor:
     kept = mask if mask.dtype == torch.bool else ~_dropped_keys(mask, "mask")
     if mask.numel() == 0:
         return mask.new_zeros((mask.shape[0], mask.shape[-1]), dtype=torch.bool)
     if mask.dim() == 2:
         return (~kept).contiguous()
-    n = kept.shape[-1]
-    of_last = kept[:, :1, -1:]  # [batch, 1, 1, n]
+    n_q, n_k = kept.shape[2:]
+    of_last = kept[:, :1, -1:]  # [batch, 1, 1, n_k]
     expected = of_last
-    if causal and kept.shape[2] > 1:
-        expected = of_last & torch.ones(n, n, dtype=torch.bool, device=mask.device).tril()
-        of_padding = ~of_last.mT & (kept.all(-1, keepdim=True) | ~kept.any(-1, keepdim=True))
+    if causal and n_q > 1:
+        expected = of_last & torch.ones(n_q, n_k, dtype=torch.bool, device=mask.device).tril(offset)
+        of_padding = ~of_last[..., offset : offset + n_q].mT & (
+            kept.all(-1, keepdim=True) | ~kept.any(-1, keepdim=True)
+        )
         expected = torch.where(of_padding, kept, expected)
     if not bool((kept == expected).all()):
         raise ValueError(
@@ -91,29 +93,42 @@ def _dropped_by_rows(mask: Tensor, causal: bool) -> Tensor:
     return (~of_last[:, 0, 0]).contiguous()
 
 
+def _dropped_by_rows(mask: Tensor, causal: bool, offset: int, contiguous: bool) -> Tensor:
+    dropped = _dropped_by_all(mask, causal, offset)
+    if contiguous:
+        starts = ~dropped
+        starts[:, 1:] &= dropped[:, :-1]
+        if bool((starts.sum(1) > 1).any()):
+            raise ValueError("mask: expected padding before or after the tokens of a sequence, got some between them")
+    return dropped
+
+
 @torch.library.custom_op("nprf::padding_of_rows", mutates_args=())
-def _padding_of_rows_op(mask: Tensor, causal: bool) -> Tensor:
-    return _dropped_by_rows(mask, causal)
+def _padding_of_rows_op(mask: Tensor, causal: bool, offset: int, contiguous: bool) -> Tensor:
+    return _dropped_by_rows(mask, causal, offset, contiguous)
 
 
 @_padding_of_rows_op.register_fake
-def _(mask: Tensor, causal: bool) -> Tensor:
+def _(mask: Tensor, causal: bool, offset: int, contiguous: bool) -> Tensor:
     return mask.new_empty((mask.shape[0], mask.shape[-1]), dtype=torch.bool)
 
 
-def padding_of_rows(mask: Tensor, causal: bool, n: int) -> Tensor:
-    """The padding [batch, n] of a mask of self-attention, [batch, n] or [batch, heads or 1, n or 1, n] with a row for
-    each query, where True keeps a key; also in a graph of torch.compile. ValueError unless all heads and queries keep
-    the same keys; if `causal`, those of them that are not after the query, but a query that is padding may keep all
-    keys or none.
+def padding_of_rows(
+    mask: Tensor, causal: bool, n_q: int, n_k: int, offset: int = 0, contiguous: bool = False
+) -> Tensor:
+    """The padding [batch, n_k] of a mask of self-attention, [batch, n_k] or [batch, heads or 1, n_q or 1, n_k] with a
+    row for each query, where True keeps a key; also in a graph of torch.compile. Query i is key i + offset. ValueError
+    unless all heads and queries keep the same keys; if `causal`, those of them that are not after the query, but a
+    query that is padding may keep all keys or none; and, if `contiguous`, if padding is between tokens of a sequence.
     """
     _check_type(mask, "mask")
-    if mask.dim() not in (2, 4) or mask.shape[-1] != n or (mask.dim() == 4 and mask.shape[2] not in (1, n)):
-        raise ValueError(f"mask: expected [batch, {n}] or [batch, heads, {n} or 1, {n}], got {list(mask.shape)}")
+    if mask.dim() not in (2, 4) or mask.shape[-1] != n_k or (mask.dim() == 4 and mask.shape[2] not in (1, n_q)):
+        raise ValueError(f"mask: expected [batch, {n_k}] or [batch, heads, {n_q} or 1, {n_k}], got {list(mask.shape)}")
     if mask.dim() == 4 and mask.shape[1] > 1 and mask.stride(1) == 0:
         mask = mask[:, :1]  # the same for all heads
     if mask.dim() == 4 and not causal and mask.stride(2) == 0:
         mask = mask[:, :, :1]  # and for all queries
     # without the operator as in padding_of()
-    padding: Tensor = (_dropped_by_rows if is_plain(mask) else _padding_of_rows_op)(mask.detach(), causal)
+    padding_of = _dropped_by_rows if is_plain(mask) else _padding_of_rows_op
+    padding: Tensor = padding_of(mask.detach(), causal, offset, contiguous)
     return padding

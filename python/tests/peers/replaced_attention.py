@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""A plugin of pytest for the tests of transformers: each T5-like model that they make has its attention replaced, with
-a near field that has all pairs, and no caches. A test that ends with an error by which replaced layers refuse what they
-do not have is an expected failure, with that error as its reason (pytest -rx), and so is one that has nothing to do
-with what they compute (by_class)."""
+"""A plugin of pytest for the tests of transformers: each model that they make, of a kind that nprf serves, has its
+attention replaced, with a near field that has all pairs. A test that ends with an error by which replaced layers refuse
+what they do not have is an expected failure, with that error as its reason (pytest -rx), and so are those by_name."""
 
 import functools
 import importlib
@@ -12,21 +11,12 @@ import nprf.torch
 import pytest
 import transformers
 
-kinds = ("t5", "mt5", "umt5", "switch_transformers", "pop2piano")
-refused = re.compile(
-    r"(?:cache|use_cache|past_key_values|output_attentions|key_value_states|position_bias|mask): expected [^\n]*"
-)
-by_class = {
-    "test_can_init_all_missing_weights": "UMT5 initialises weights by the class of their module, before it is replaced"
+kinds = ("t5", "mt5", "umt5", "switch_transformers", "pop2piano", "mpnet", "bert", "roberta", "electra", "bloom", "mpt")
+by_name = {
+    "MptTest::test_attention_outputs": "MPT does not tell its attention that weights are asked for",
+    "MptTest::test_retain_grad_hidden_states_attentions": "MPT does not tell its attention that weights are asked for",
 }
-
-
-def without_caches(model):
-    for module in model.modules():
-        if hasattr(module, "config"):
-            module.config.use_cache = False
-    if model.can_generate():
-        model.generation_config.use_cache = False
+refused = re.compile(r"(?:output_attentions|key_value_states|position_bias|mask): expected [^\n]*")
 
 
 def replace_after(cls):
@@ -38,7 +28,6 @@ def replace_after(cls):
         original(self, *args, **kwargs)
         if type(self) is cls:
             nprf.torch.replace_attention(self, near=10_000)
-            without_caches(self)
 
     cls.__init__ = replacing
 
@@ -57,6 +46,6 @@ def pytest_runtest_makereport(item, call):
     report = (yield).get_result()
     if call.when == "call" and report.failed:
         error = refused.search(str(call.excinfo.value))
-        reason = error[0] if error else by_class.get(item.name)
+        reason = error[0] if error else by_name.get(item.nodeid.partition("::")[2])
         if reason:
             report.outcome, report.wasxfail = "skipped", reason

@@ -88,8 +88,34 @@ def of_encoder(kind):
     return of_models(kind, ("EncoderModel",), InputsOfEncoder)
 
 
+class InputsOfBert(InputsOfEncoder):
+    def get_config(self):
+        sizes = {
+            "vocab_size": 99, "hidden_size": self.hidden_size, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "intermediate_size": 37, "embedding_size": self.hidden_size, "pad_token_id": 1,
+        }  # fmt: skip
+        return self.config(**sizes)
+
+
+class InputsOfBloom(InputsOfEncoder):
+    def get_config(self):
+        return self.config(vocab_size=99, hidden_size=self.hidden_size, n_layer=2, n_head=4, pad_token_id=0)
+
+
+class InputsOfMpt(InputsOfEncoder):
+    def get_config(self):
+        return self.config(vocab_size=99, d_model=self.hidden_size, n_layers=2, n_heads=4, max_seq_len=64)
+
+
 T5Test = of_kind("T5", "ForQuestionAnswering")
 MT5Test = of_kind("MT5", "ForQuestionAnswering")
 UMT5Test = of_kind("UMT5", "ForQuestionAnswering")
 SwitchTransformersTest = of_kind("SwitchTransformers")
 T5EncoderTest, MT5EncoderTest, UMT5EncoderTest = map(of_encoder, ("T5", "MT5", "UMT5"))
+MPNetTest, BertTest, RobertaTest, ElectraTest = (
+    of_models(kind, ("Model", "ForMaskedLM"), InputsOfBert) for kind in ("MPNet", "Bert", "Roberta", "Electra")
+)
+BloomTest, MptTest = (
+    of_models(kind, ("Model", "ForCausalLM"), inputs, common.GenerationTesterMixin)
+    for kind, inputs in (("Bloom", InputsOfBloom), ("Mpt", InputsOfMpt))
+)

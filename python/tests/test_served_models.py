@@ -1,0 +1,482 @@
+# SPDX-License-Identifier: MIT
+"""The kinds of self-attention that replace_attention() knows: models of transformers, and modules of the structure of
+others."""
+
+import copy
+import io
+import math
+import pickle
+
+import nprf
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
+import nprf.torch  # noqa: E402
+from test_replace import largest_allocation  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("seeded_on_one_thread")
+
+VOCABULARY, CHANNELS, HEADS = 50, 48, 6  # not a power of two, for ALiBi
+
+
+def alibi_matrix(n):
+    slopes = torch.tensor(nprf.alibi_slopes(HEADS), dtype=torch.get_default_dtype())
+    place = torch.arange(n)
+    return -slopes[:, None, None] * (place[:, None] - place).abs()
+
+
+class EncoderWithAlibi(torch.nn.Module):
+    """The encoders of jina-embeddings-v2 and of MosaicBERT have the biases of all pairs."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.layer = torch.nn.ModuleList(layers)
+        self.rebuild_alibi_tensor(16)
+
+    def rebuild_alibi_tensor(self, size):
+        self._current_alibi_size, self.alibi = size, alibi_matrix(size)[None]
+
+    def biases(self, n):
+        if self._current_alibi_size < n:
+            self.rebuild_alibi_tensor(n)
+        return self.alibi[:, :, :n, :n].to(next(self.parameters()).dtype)
+
+
+class JinaBertSelfAttention(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.num_attention_heads, self.attention_head_size = HEADS, CHANNELS // HEADS
+        self.query, self.key, self.value = (torch.nn.Linear(CHANNELS, CHANNELS) for _ in range(3))
+
+    def forward(self, hidden_states, attention_mask=None, head_mask=None, encoder_hidden_states=None,
+                encoder_attention_mask=None, past_key_value=None, output_attentions=False, bias=None):  # fmt: skip
+        split = (self.num_attention_heads, self.attention_head_size)
+        q, k, v = (f(hidden_states).unflatten(-1, split).transpose(1, 2) for f in (self.query, self.key, self.value))
+        scores = q @ k.mT / math.sqrt(split[1]) + attention_mask
+        return ((scores + bias).softmax(-1) @ v).transpose(1, 2).flatten(2), None
+
+
+class JinaBertEncoder(EncoderWithAlibi):
+    def __init__(self):
+        super().__init__(JinaBertSelfAttention() for _ in range(2))
+
+    def forward(self, x, kept):
+        mask = torch.where(kept, 0.0, -1e9)[:, None, None, :].to(x.dtype)
+        for layer in self.layer:
+            x = x + layer(x, mask, None, None, None, None, False, self.biases(x.shape[1]))[0]
+        return x
+
+
+class BertUnpadSelfAttention(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.num_attention_heads, self.attention_head_size = HEADS, CHANNELS // HEADS
+        self.Wqkv = torch.nn.Linear(CHANNELS, 3 * CHANNELS)
+
+    def forward(self, hidden_states, cu_seqlens, max_seqlen_in_batch, indices, attn_mask, bias):
+        qkv = self.Wqkv(hidden_states)
+        padded = qkv.new_zeros(attn_mask.numel(), 3 * CHANNELS).index_copy(0, indices, qkv)
+        padded = padded.view(*attn_mask.shape, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        q, k, v = padded
+        y = (q @ k.mT / math.sqrt(self.attention_head_size) + bias).softmax(-1) @ v
+        return y.transpose(1, 2).flatten(2).flatten(0, 1)[indices]
+
+
+class MosaicBertEncoder(EncoderWithAlibi):
+    def __init__(self):
+        super().__init__(BertUnpadSelfAttention() for _ in range(2))
+
+    def forward(self, x, kept):
+        indices = kept.flatten().nonzero().flatten()
+        cumulative = torch.nn.functional.pad(kept.sum(1).cumsum(0), (1, 0)).to(torch.int32)
+        bias = torch.where(kept, 0.0, -10000.0)[:, None, None, :].to(x.dtype) + self.biases(x.shape[1])
+        tokens = x.flatten(0, 1)[indices]
+        for layer in self.layer:
+            tokens = tokens + layer(tokens, cumulative, int(kept.sum(1).max()), indices, kept, bias)
+        return torch.zeros_like(x).flatten(0, 1).index_copy(0, indices, tokens).view(x.shape)
+
+
+sizes = {
+    "MPNet": {"hidden_size": CHANNELS, "num_hidden_layers": 2, "num_attention_heads": HEADS, "intermediate_size": 32,
+              "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "pad_token_id": 1,
+              "max_position_embeddings": 2000},
+    "Bloom": {"hidden_size": CHANNELS, "n_layer": 2, "n_head": HEADS},
+    "Mpt": {"d_model": CHANNELS, "n_layers": 2, "n_heads": HEADS, "max_seq_len": 600},
+}  # fmt: skip
+for name in ("Bert", "Camembert", "Electra", "Roberta", "XLMRoberta"):
+    sizes[name] = {**sizes["MPNet"], "embedding_size": CHANNELS}
+causal = ("Bloom", "Mpt", "BertDecoder")
+kinds = [*sizes, "BertDecoder", "JinaBert", "MosaicBert"]
+
+
+def model_of(kind, implementation=None):
+    """And a function of a model of this kind, of embedded tokens [batch, n, channels] and of which tokens are kept."""
+    if kind in ("JinaBert", "MosaicBert"):
+        return {"JinaBert": JinaBertEncoder, "MosaicBert": MosaicBertEncoder}[kind]().eval(), lambda of, x, kept: of(
+            x, kept
+        )
+    transformers = pytest.importorskip("transformers", reason="it is not installed: pip install transformers")
+    name = kind.removesuffix("Decoder")
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=VOCABULARY, is_decoder=kind in causal, use_cache=False, **sizes[name]
+    )
+    options = {} if implementation is None else {"attn_implementation": implementation}
+    model = getattr(transformers, f"{name}Model")._from_config(config, **options).eval()
+    for name, parameter in model.named_parameters():
+        if "relative_attention_bias" in name:
+            torch.nn.init.normal_(parameter)
+        elif parameter.dim() == 2 and "embedding" not in name and "wte" not in name:
+            torch.nn.init.normal_(parameter, std=0.15)
+    return model, lambda of, x, kept: of(inputs_embeds=x, attention_mask=kept.long()).last_hidden_state
+
+
+@pytest.mark.parametrize("kind", kinds)
+def test_models_with_exact_pairs(kind):
+    model, run = model_of(kind)
+    ours, x = copy.deepcopy(model), torch.randn(2, 30, CHANNELS)
+    served = nprf.torch.replace_attention(ours, near=30)
+    assert len(served) == 2 and all(ours.get_submodule(name) is each for name, each in served.items())
+    assert ours.state_dict().keys() == model.state_dict().keys()
+    whole, after = torch.ones(2, 30, dtype=torch.bool), torch.ones(2, 30, dtype=torch.bool)
+    after[1, 12:] = False
+    with torch.no_grad():
+        double = copy.deepcopy(model).double()
+        for kept in (whole, after, *([after.flip(1)] if kind in ("Bloom", "Mpt") else [])):
+            rows = [run(double, each[some][None].double(), some[some][None])[0] for each, some in zip(x, kept)]
+            exact = torch.cat(rows)  # without padding, whose rows are NaN in some models in double
+            loses = (run(model, x, kept)[kept] - exact).abs().max()
+            assert 0 < loses < 1e-4 * exact.abs().max()
+            assert (run(ours, x, kept)[kept] - exact).abs().max() <= 10 * loses
+        y = run(ours, x, after)
+        again = pickle.loads(pickle.dumps(ours)) if kind in sizes else copy.deepcopy(ours)
+        assert torch.equal(run(again, x, after), y) and torch.equal(run(copy.deepcopy(ours), x, after), y)
+        names = nprf.torch.restore_attention(ours)
+        assert names == list(served) and torch.equal(run(ours, x, after), run(model, x, after))
+        assert [type(each) for each in ours.modules()] == [type(each) for each in model.modules()]
+        assert not any(each._forward_pre_hooks for each in ours.modules())
+        with pytest.raises(ValueError, match="model: expected one whose attention was replaced, got a "):
+            nprf.torch.restore_attention(ours)
+
+
+@pytest.mark.parametrize("kind", kinds)
+def test_models_with_calibrated_maps(kind):
+    """The map, its scale, the bias and the direction fit together: errors are those that the calibration promises."""
+    model, run = model_of(kind)
+    x, n = torch.randn(4, 160, CHANNELS), 160
+    kept = torch.ones(4, n, dtype=torch.bool)
+    with torch.no_grad():
+        features = nprf.torch.calibrate(model, lambda: run(model, x, kept), near=8, num_features=30)
+        found = {}
+        nprf.torch.replace_attention(model, features, report=found.__setitem__, softmax_samples=40)
+        run(model, x, kept)
+    for name, promised in features.softmax_errors.items():
+        assert 0.5 * promised < found[name].softmax_error < 2 * promised < 0.6
+    with pytest.raises(ValueError, match="attention has not been replaced, but .* has been"):
+        nprf.torch.calibrate(model, lambda: None)
+    # the layer with the larger error stays exact
+    (one, of_one), (other, of_other) = sorted(features.softmax_errors.items(), key=lambda each: each[1])
+    between = (of_one + of_other) / 2
+    with torch.no_grad():
+        found.clear()
+        served = nprf.torch.replace_attention(model, features, max_error=between, report=found.__setitem__)
+        run(model, x, kept)
+        assert not served[one].served.softmax and served[other].served.softmax and list(found) == [one]
+        assert "features=HeadFeatures" in repr(served[one]) and "softmax" in repr(served[other])
+        # all layers: with padding, too, that of the model
+        served = nprf.torch.replace_attention(model, features, max_error=0.0)
+        kept[1, 100:] = False
+        rows = run(model, x, kept)[kept]
+        nprf.torch.restore_attention(model)
+        torch.testing.assert_close(rows, run(model, x, kept)[kept], rtol=1e-4, atol=1e-4)
+        kept[:] = True
+    # other features for the same modules
+    with torch.no_grad():
+        nprf.torch.replace_attention(model, near=n)
+        exact = run(model, x, kept)
+        nprf.torch.restore_attention(model)
+        torch.testing.assert_close(exact, run(model, x, kept), rtol=1e-4, atol=1e-4)
+
+
+def test_calibrations_are_printed_saved_and_loaded(tmp_path):
+    pytest.importorskip("safetensors", reason="it is not installed: pip install safetensors")
+    model, run = model_of("JinaBert")
+    x, kept = torch.randn(2, 60, CHANNELS), torch.ones(2, 60, dtype=torch.bool)
+    features = nprf.torch.calibrate(model, lambda: run(model, x, kept), near=8, sinks=2, num_features=20)
+    lines = str(features).splitlines()
+    assert lines[0].split() == ["layer", "features", "error,", "%", "worst", "head,", "%"]
+    first = features.calibrations["layer.0"]
+    size = str(first.features.maps[0].output_dim)
+    assert lines[1].split()[:3] == ["layer.0", size, f"{100 * first.softmax_error:.2g}"]
+    assert lines[3].startswith("near = 8, sinks = 2; 2 sequences of 60 tokens, ") and features.seconds > 0
+    features.save(tmp_path / "calibration.safetensors")
+    again = nprf.torch.ModelCalibration.load(tmp_path / "calibration.safetensors")
+    assert again == features and again.seconds == features.seconds
+    nprf.torch.replace_attention(model, again)
+    with torch.no_grad():
+        y = run(model, x, kept)
+        nprf.torch.replace_attention(model, features)
+        assert torch.equal(run(model, x, kept), y)
+    torch_only = tmp_path / "other.safetensors"
+    pytest.importorskip("safetensors.torch").save_file({"x": x}, torch_only)
+    with pytest.raises(ValueError, match="path: expected a file that ModelCalibration.save"):
+        nprf.torch.ModelCalibration.load(torch_only)
+    with pytest.raises(ValueError, match="max_error: expected None without what calibrate"):
+        nprf.torch.replace_attention(model, near=60, max_error=0.1)
+
+
+@pytest.mark.parametrize("kind", ["MPNet", "Bert", "BertDecoder", "JinaBert", "MosaicBert"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_memory_of_models(kind, padded):
+    model, run = model_of(kind, None if "Bert" not in kind or kind in ("JinaBert", "MosaicBert") else "sdpa")
+    n = 1500
+    nprf.torch.replace_attention(model, near=n)
+    kept = (torch.arange(n) < (n - 7 if padded else n))[None]
+    with torch.no_grad():
+        assert n * CHANNELS * 4 <= largest_allocation(lambda: run(model, torch.randn(1, n, CHANNELS), kept)) < n * n
+
+
+def test_padding_between_tokens_of_bloom_is_refused():
+    model, run = model_of("Bloom")
+    nprf.torch.replace_attention(model, near=30)
+    kept = torch.ones(2, 30, dtype=torch.bool)
+    kept[1, 7:9] = False
+    with pytest.raises(ValueError, match="mask: expected padding before or after the tokens of a sequence, got some"):
+        run(model, torch.randn(2, 30, CHANNELS), kept)
+
+
+def test_audio_encoder_of_phi_4():
+    transformers = pytest.importorskip("transformers", reason="it is not installed: pip install transformers")
+    config = transformers.Phi4MultimodalAudioConfig(
+        hidden_size=CHANNELS, intermediate_size=32, num_blocks=2, num_attention_heads=HEADS, bias_max_distance=9,
+        input_size=80, nemo_conv_channels=CHANNELS, depthwise_separable_out_channel=CHANNELS, ext_pw_out_channel=CHANNELS,
+    )  # fmt: skip
+    of = transformers.models.phi4_multimodal.modeling_phi4_multimodal.Phi4MultimodalAudioModel
+    model = of._from_config(config).eval()
+    for parameter in model.relative_attention_bias_layer.parameters():
+        torch.nn.init.normal_(parameter)
+    ours, x = copy.deepcopy(model), torch.randn(2, 200, 80)
+    kept = torch.ones(2, 25, dtype=torch.bool)
+    served = nprf.torch.replace_attention(ours, near=100)
+    assert list(served) == ["encoders.0.self_attn", "encoders.1.self_attn"]
+    with torch.no_grad():
+        exact = copy.deepcopy(model).double()(x.double(), None)
+        loses = (model(x, None) - exact).abs().max()
+        assert 0 < (ours(x, None) - exact).abs().max() <= 10 * loses
+        kept = torch.ones(2, 200, dtype=torch.bool)
+        kept[1, 100:] = False
+        with pytest.raises(ValueError, match="attention_mask: expected one without padding and windows"):
+            ours(x, kept)
+    model.config.bias_symmetric = True
+    with pytest.raises(ValueError, match=r"encoders.0.self_attn: .* but its bias is symmetric \(bias_symmetric\)"):
+        nprf.torch.replace_attention(model)
+
+
+def test_what_models_ask_for_and_do_not_get():
+    for kind in ("MPNet", "Bert", "Bloom"):
+        model, _ = model_of(kind, "eager")
+        nprf.torch.replace_attention(model, near=30)
+        tokens = torch.randint(2, VOCABULARY, (2, 9))
+        with pytest.raises(ValueError, match="output_attentions: expected False"):
+            model.config.output_attentions = True
+            model(tokens, output_attentions=True)
+    model, _ = model_of("Bert")
+    model.encoder.layer[1].attention.self.position_embedding_type = "relative_key"
+    with pytest.raises(ValueError, match="layer.1.attention.self: .* position_embedding_type is relative_key"):
+        nprf.torch.replace_attention(model)
+    assert not any(isinstance(each, nprf.torch.ServedAttention) for each in model.modules())
+
+
+def test_models_of_which_a_part_is_served():
+    """Layers that are not served get what they need, or say so."""
+    x, kept = torch.randn(2, 30, CHANNELS), torch.ones(2, 30, dtype=torch.bool)
+    kept[1, 12:] = False
+    for kind in ("Bert", "BertDecoder", "JinaBert", "MosaicBert", "Bloom", "Mpt"):
+        for implementation in ("eager", "sdpa") if kind.startswith("Bert") else (None,):
+            model, run = model_of(kind, implementation)
+            ours = copy.deepcopy(model)
+            first, second = nprf.torch.replace_attention(ours, near=30)
+            with torch.no_grad():
+                expected = run(model, x, kept)[kept]
+                nprf.torch.restore_attention(ours.get_submodule(second))
+                torch.testing.assert_close(run(ours, x, kept)[kept], expected, rtol=1e-4, atol=1e-4)
+                nprf.torch.restore_attention(ours.get_submodule(first))
+                assert torch.equal(run(ours, x, kept)[kept], expected)
+                nprf.torch.replace_attention(ours.get_submodule(first), near=30) if kind in ("Bert", "Bloom") else None
+                torch.testing.assert_close(run(ours, x, kept)[kept], expected, rtol=1e-4, atol=1e-4)
+    model, run = model_of("MPNet")
+    _, second = nprf.torch.replace_attention(model, near=30)
+    nprf.torch.restore_attention(model.get_submodule(second))
+    nprf.torch.replace_attention(model, near=30)
+    run(model, x, kept)
+    nprf.torch.restore_attention(model.get_submodule(second))
+    model.encoder.compute_position_bias = nprf.torch._kinds._bias_of_served  # as a layer that is served sets it
+    with pytest.raises(ValueError, match="position_bias: expected a layer whose attention was replaced"):
+        run(model, x, kept)
+    model = language_model_of("T5")
+    first, second, *_ = nprf.torch.replace_attention(model, near=30)
+    nprf.torch.restore_attention(model.get_submodule(second))
+    with pytest.raises(ValueError, match="position_bias: expected a layer whose attention was replaced"):
+        model.encoder(torch.randint(1, VOCABULARY, (2, 9)))
+
+
+def test_modules_that_are_not_what_their_class_says():
+    model, _ = model_of("Bert")
+    attention = model.encoder.layer[1].attention.self
+    attention.forward = attention.forward  # as accelerate does
+    with pytest.raises(
+        ValueError, match="layer.1.attention.self: .* whose forward was replaced, such as by accelerate"
+    ):
+        nprf.torch.replace_attention(model)
+    del attention.forward
+    attention.is_decoder = True
+    with pytest.raises(ValueError, match="but it has is_decoder=True, and its config another"):
+        nprf.torch.replace_attention(model)
+    attention.is_decoder = False
+    for options in ({"near": -1}, {"sinks": -1}, {"softmax_samples": -1}):
+        with pytest.raises(ValueError, match=f"{next(iter(options))}: expected at least 0, got -1"):
+            nprf.torch.replace_attention(model, **options)
+    for options in ({"near": 8.5}, {"report": 3}):
+        with pytest.raises(TypeError, match=next(iter(options))):
+            nprf.torch.replace_attention(model, **options)
+    assert not any(isinstance(each, nprf.torch.ServedAttention) for each in model.modules())
+    of = type(attention)
+
+    class Other(of):
+        def __init__(self):
+            raise NotImplementedError
+
+    class WithForward(of):
+        def forward(self, *args, **kwargs):
+            return super().forward(*args, **kwargs)
+
+    attention.__class__ = Other
+    assert len(nprf.torch.replace_attention(model)) == 2
+    assert nprf.torch.restore_attention(model) and type(attention) is Other
+    attention.__class__ = WithForward
+    assert list(nprf.torch.replace_attention(model)) == ["encoder.layer.0.attention.self"]
+    for layer in (model.encoder.layer[0].attention.self,):
+        layer.scaling = 0.01  # of the model, which its scores are multiplied by
+        assert layer.score_factor() == 0.01
+
+
+def language_model_of(kind):
+    transformers = pytest.importorskip("transformers", reason="it is not installed: pip install transformers")
+    if kind in ("T5", "MT5", "UMT5"):
+        config = getattr(transformers, f"{kind}Config")(
+            vocab_size=VOCABULARY, d_model=CHANNELS, d_kv=8, d_ff=32, num_layers=2, num_decoder_layers=2,
+            num_heads=HEADS, decoder_start_token_id=0, pad_token_id=0, eos_token_id=None,
+        )  # fmt: skip
+        model = getattr(transformers, f"{kind}ForConditionalGeneration")(config)
+    else:
+        name = kind.removesuffix("Decoder")
+        config = getattr(transformers, f"{name}Config")(
+            vocab_size=VOCABULARY, is_decoder=True, eos_token_id=None, **{**sizes[name], "pad_token_id": 0}
+        )
+        model = getattr(transformers, "BertLMHeadModel" if name == "Bert" else f"{name}ForCausalLM")(config)
+    for name, parameter in model.named_parameters():
+        if "relative_attention_bias" in name:
+            torch.nn.init.normal_(parameter)
+        elif parameter.dim() == 2:
+            torch.nn.init.normal_(parameter, std=0.3)
+    return model.eval()
+
+
+@pytest.mark.parametrize("kind", ["T5", "MT5", "UMT5", "Bloom", "Mpt", "BertDecoder"])
+def test_generation(kind):
+    """The same tokens as without nprf, from caches of transformers."""
+    model = language_model_of(kind)
+    ours = copy.deepcopy(model)
+    nprf.torch.replace_attention(ours, near=60)
+    tokens = torch.randint(1, VOCABULARY, (2, 9))
+    options = [
+        {"do_sample": False},
+        {"do_sample": False, "use_cache": False},
+        {"num_beams": 3, "num_return_sequences": 2},
+        {"do_sample": True, "top_k": 5},
+        {"do_sample": False, "cache_implementation": "static"},
+        {"do_sample": False, "prompt_lookup_num_tokens": 3},  # candidates, some of which are taken back
+    ]
+    if kind in ("Bloom", "Mpt"):
+        mask = torch.ones(2, 9, dtype=torch.long)
+        mask[1, :4] = 0  # padding before the prompt
+        options.append({"do_sample": False, "attention_mask": mask})
+    for each in options:
+        if (
+            kind in ("Bloom", "Mpt")
+            and "cache_implementation" in each
+            or kind == "Mpt"
+            and "prompt_lookup" in str(each)
+        ):
+            continue  # which their models do not have
+        prompt = tokens[:1] if "prompt_lookup_num_tokens" in each else tokens
+        found = []
+        for of in (model, ours):
+            torch.manual_seed(0)
+            found.append(of.generate(prompt, max_new_tokens=8, **each))
+        assert torch.equal(*found), each
+
+
+@pytest.mark.parametrize("kind", ["T5", "Bloom"])
+def test_training_with_labels(kind):
+    model = language_model_of(kind)
+    ours = copy.deepcopy(model)
+    nprf.torch.replace_attention(ours, near=60)
+    tokens = torch.randint(1, VOCABULARY, (2, 9))
+    losses = [each(input_ids=tokens, labels=tokens).loss for each in (model, ours)]
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-5, atol=1e-5)
+    for each in losses:
+        each.backward()
+    for (name, one), other in zip(model.named_parameters(), ours.parameters()):
+        torch.testing.assert_close(other.grad, one.grad, rtol=1e-3, atol=1e-4, msg=name)
+
+
+class MyAttention(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value, self.out = (torch.nn.Linear(CHANNELS, CHANNELS) for _ in range(4))
+        self.slopes = torch.nn.Parameter(torch.tensor(nprf.alibi_slopes(HEADS), dtype=torch.float32))
+
+    def forward(self, hidden_states, attention_mask=None):
+        raise NotImplementedError
+
+
+class MyOtherAttention(MyAttention):
+    def forward(self, hidden_states, attention_mask=None):
+        return hidden_states
+
+
+class ServedMyAttention(nprf.torch.ServedAttention):
+    def attention_sizes(self):
+        return HEADS, CHANNELS // HEADS
+
+    def projections(self, hidden_states):
+        return self.query(hidden_states), self.key(hidden_states), self.value(hidden_states)
+
+    def bias_and_position(self):
+        return self.slopes, "alibi"
+
+    def forward(self, hidden_states, attention_mask=None, **others):
+        self.check_arguments(others)
+        return self.out(self.attend(hidden_states, attention_mask)), None
+
+
+def test_a_kind_of_a_user():
+    model = torch.nn.ModuleList([MyAttention(), MyOtherAttention()])
+    with pytest.raises(ValueError, match="got a ModuleList with MyAttention, MyOtherAttention"):
+        nprf.torch.replace_attention(model)
+
+    nprf.torch.register_attention("MyAttention")(ServedMyAttention)
+    served = nprf.torch.replace_attention(model, near=20)
+    assert list(served) == ["0"]  # the other one has a forward of its own
+    x = torch.randn(2, 20, CHANNELS)
+    q, k, v = (f(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for f in (model[0].query, model[0].key, model[0].value))
+    rows = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=alibi_matrix(20))
+    expected = model[0].out(rows.transpose(1, 2).flatten(2))
+    torch.testing.assert_close(model[0](x)[0], expected, rtol=1e-5, atol=1e-5)
+    model[0](x)[0].sum().backward()
+    assert model[0].slopes.grad.abs().min() > 0
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    assert torch.equal(torch.load(file, weights_only=False)[0](x)[0], model[0](x)[0])
+    assert "features=None, near=20, sinks=0, causal=False" in repr(model[0])
