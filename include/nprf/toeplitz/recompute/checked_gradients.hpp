@@ -166,9 +166,11 @@ class CheckedGradients {
     });
   }
 
-  // bound / sum; infinity if the sum may be 0, or has overflowed
+  // bound / sum; infinity if the sum has overflowed, or may be so small that what it is added from is subnormal: the
+  // bound has no errors of subnormal numbers
   static double over(double bound, double sum) {
-    return bound == 0 ? 0 : sum > 0 && std::isfinite(sum) ? bound / sum : std::numeric_limits<double>::infinity();
+    constexpr double least = static_cast<double>(std::numeric_limits<T>::min()) / std::numeric_limits<T>::epsilon();
+    return bound == 0 ? 0 : sum >= least && std::isfinite(sum) ? bound / sum : std::numeric_limits<double>::infinity();
   }
 
   // the k < n whose error(k) may exceed half of the tolerance; checks.error_bound becomes the largest bound of the
