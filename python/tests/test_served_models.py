@@ -303,6 +303,14 @@ def test_models_of_which_a_part_is_served():
                 assert torch.equal(run(ours, x, kept)[kept], expected)
                 nprf.torch.replace_attention(ours.get_submodule(first), near=30) if kind in ("Bert", "Bloom") else None
                 torch.testing.assert_close(run(ours, x, kept)[kept], expected, rtol=1e-4, atol=1e-4)
+    # a layer that is replaced again, alone, still knows who makes its masks
+    model, run = model_of("BertDecoder", "sdpa")
+    with torch.no_grad():
+        expected = run(model, x, kept)[kept]
+        _, second = nprf.torch.replace_attention(model, near=30)
+        nprf.torch.replace_attention(model.get_submodule(second), near=40)
+        nprf.torch.restore_attention(model.get_submodule(second))
+        torch.testing.assert_close(run(model, x, kept)[kept], expected, rtol=1e-4, atol=1e-4)
     model, run = model_of("MPNet")
     _, second = nprf.torch.replace_attention(model, near=30)
     nprf.torch.restore_attention(model.get_submodule(second))
@@ -317,6 +325,15 @@ def test_models_of_which_a_part_is_served():
     nprf.torch.restore_attention(model.get_submodule(second))
     with pytest.raises(ValueError, match="position_bias: expected a layer whose attention was replaced"):
         model.encoder(torch.randint(1, VOCABULARY, (2, 9)))
+
+
+def test_models_that_are_dispatched_after_their_attention_was_replaced():
+    accelerate = pytest.importorskip("accelerate", reason="it is not installed: pip install accelerate")
+    model, tokens = language_model_of("T5").encoder, torch.randint(1, VOCABULARY, (2, 9))
+    nprf.torch.replace_attention(model, near=30)
+    expected = model(tokens).last_hidden_state
+    accelerate.dispatch_model(model, device_map={"": "cpu"}, force_hooks=True)
+    assert torch.equal(model(tokens).last_hidden_state, expected)
 
 
 def test_modules_that_are_not_what_their_class_says():

@@ -30,8 +30,8 @@ class ServedT5Attention(ServedAttention):
     owner_in_words = "a module with relative_attention_bias in this layer or one before it"
 
     @staticmethod
-    def is_served(name: str, module: Any) -> Optional[str]:
-        return "" if name.rpartition(".")[2] == "EncDecAttention" else None
+    def is_self_attention(name: str) -> bool:
+        return name.rpartition(".")[2] != "EncDecAttention"
 
     @staticmethod
     def bias_owner(module: Any, parents: Sequence[Any], earlier: Sequence[Any]) -> Any:
@@ -138,7 +138,7 @@ class ServedBertAttention(ServedAttention):
     needs = ("query", "key", "value", "num_attention_heads", "attention_head_size")
 
     @staticmethod
-    def is_served(name: str, module: Any) -> Optional[str]:
+    def refusal(module: Any) -> Optional[str]:
         kind = getattr(module, "position_embedding_type", "absolute") or "absolute"
         causal = bool(getattr(module, "is_decoder", False))
         if bool(getattr(getattr(module, "config", None), "is_decoder", causal)) != causal:
@@ -198,25 +198,12 @@ class ServedJinaBertAttention(_AlibiOfEncoder):
         return self.query(hidden_states), self.key(hidden_states), self.value(hidden_states)
 
     def forward(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Optional[Tensor] = None,
-        head_mask: Optional[Tensor] = None,
-        encoder_hidden_states: Optional[Tensor] = None,
-        encoder_attention_mask: Optional[Tensor] = None,
-        past_key_value: Any = None,
-        output_attentions: bool = False,
-        bias: Optional[Tensor] = None,  # ALiBi, of one token
+        self, hidden_states: Tensor, attention_mask: Optional[Tensor] = None, *others: Any, **named: Any
     ) -> tuple[Any, ...]:
-        self.check_arguments(
-            {
-                "head_mask": head_mask,
-                "encoder_hidden_states": encoder_hidden_states,
-                "encoder_attention_mask": encoder_attention_mask,
-                "past_key_value": past_key_value,
-                "output_attentions": output_attentions,
-            }
-        )
+        of_cross_attention = ("head_mask", "encoder_hidden_states", "encoder_attention_mask", "past_key_value")
+        given = {**dict(zip((*of_cross_attention, "output_attentions", "bias"), others)), **named}
+        given.pop("bias", None)  # ALiBi, of one token
+        self.check_arguments(given)
         return (self.attend(hidden_states, attention_mask),)
 
 
@@ -258,7 +245,7 @@ class ServedBloomAttention(ServedAttention):
     needs = ("query_key_value", "dense", "num_heads", "head_dim", "hidden_dropout")
 
     @staticmethod
-    def is_served(name: str, module: Any) -> Optional[str]:
+    def refusal(module: Any) -> Optional[str]:
         return "it has slow_but_exact" if module.slow_but_exact and module.pretraining_tp > 1 else None
 
     def attention_sizes(self) -> tuple[int, int]:
@@ -343,7 +330,7 @@ class ServedPhi4AudioAttention(ServedAttention):
     owner_in_words = "a module with relative_attention_bias_layer around it"
 
     @staticmethod
-    def is_served(name: str, module: Any) -> Optional[str]:
+    def refusal(module: Any) -> Optional[str]:
         return "its bias is symmetric (bias_symmetric)" if module.config.bias_symmetric else None
 
     @staticmethod

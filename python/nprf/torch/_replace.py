@@ -78,7 +78,7 @@ def _self_attentions(model: nn.Module) -> list[_SelfAttention]:
     found: list[_SelfAttention] = []
     for name, module in model.named_modules():
         kind = kind_of(module)
-        if kind is None:
+        if kind is None or not kind.is_self_attention(name):
             continue
         missing = [part for part in kind.needs if not hasattr(module, part)]
         if missing:
@@ -88,9 +88,7 @@ def _self_attentions(model: nn.Module) -> list[_SelfAttention]:
                 f"{name}: expected a {type(module).__name__} with the forward of its class, got one whose forward was "
                 "replaced, such as by accelerate; replace its attention before that"
             )
-        reason = kind.is_served(name, module)
-        if reason == "":
-            continue
+        reason = kind.refusal(module)
         if reason is not None:
             raise ValueError(f"{name}: expected a {type(module).__name__} that can be served, but {reason}")
         parents = _parents_of(model, name)
@@ -249,8 +247,10 @@ def replace_attention(
             served.softmax = not features.softmax_errors[each.name] <= max_error
         serve(each.kind, each.module, of_layer, served)
     for each in found:  # when all are served
-        if each.module.accepts_short_masks():
-            each.module.served.stack = keep_masks_short(each.parents, each.module.attends_causally(), ServedAttention)
+        module = each.module
+        if module.accepts_short_masks():
+            stack = keep_masks_short(each.parents, module.attends_causally(), ServedAttention)
+            module.served.stack = stack or module.served.stack
     return {each.name: each.module for each in found}
 
 

@@ -49,6 +49,10 @@ class BiasOfServed:
     """In place of the n x n biases that a served layer, or its owner, does not make for others: served layers have
     their own, and for another layer it is an error."""
 
+    def to(self, *_: Any, **__: Any) -> BiasOfServed:
+        """It is on all devices."""
+        return self
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -131,8 +135,13 @@ class ServedAttention(ModuleWithFeatures):
         return hidden_states
 
     @staticmethod
-    def is_served(name: str, module: Any) -> Optional[str]:
-        """None if the module of this name can be served; why not, in words; or "" if it is no self-attention."""
+    def is_self_attention(name: str) -> bool:
+        """Whether the module of this name attends to its own tokens; others stay as they are."""
+        return True
+
+    @staticmethod
+    def refusal(module: Any) -> Optional[str]:
+        """Why this module cannot be served, in words; None if it can be."""
         return None
 
     @staticmethod
@@ -301,6 +310,8 @@ def view_of(kind: type[ServedAttention], module: nn.Module, owner: Any) -> Serve
 
 def serve(kind: type[ServedAttention], module: Any, features: Optional[Features], served: Served) -> None:
     """The module becomes a ServedAttention of this kind, with these features."""
+    if isinstance(module, ServedAttention):
+        served.stack = module.served.stack
     parameter = next(module.parameters(), None)
     _, d = view_of(kind, module, served.owner).attention_sizes()
     module.__class__ = _served_class(kind, original_class(module))
