@@ -241,10 +241,12 @@ void check_decoder(const std::string& what, const P& position) {
   check("Decoder, " + what, make, [&](Decoder<float>& x) {
     Matrix<float> y = Matrix<float>::Zero(v.rows(), d_v);
     const std::vector<Index> lengths{5, 0};
+    x.reorder(std::vector<Index>{0, 0});
     x.reset();
     x.prefill(view(q, 0, 5), view(k, 0, 5), view(v, 0, 5), view(y, 0, 5), {.lengths = lengths});
     x.step(view(q, 5, 30), view(k, 5, 30), view(v, 5, 30), view(y, 5, 30), {.lengths = std::vector<Index>{30, 2}});
-    x.reorder(std::vector<Index>{1, 1});
+    x.reorder(std::vector<Index>{1, 0, 1});
+    x.reorder(std::vector<Index>{2, 2});
     x.rollback(0, 1);
     x.fork(0, 1);
     x.step(view(q, 35, 5), view(k, 35, 5), view(v, 35, 5), view(y, 35, 5));

@@ -193,9 +193,12 @@ class Decoder:
             self._state.rollback(index_of(sequence, "sequence"), index_of(tokens, "tokens"))
 
     def reorder(self, sequences: Sequence[int]) -> None:
-        """Sequence b becomes a copy of what sequences[b] was, for all b, as beam search selects beams."""
+        """Sequence b becomes a copy of what sequences[b] was, for all b, as beam search selects beams. There are as many
+        sequences afterwards as `sequences` has entries."""
+        selected = [index_of(each, "sequences") for each in sequences]
         with self._one_call:
-            self._state.reorder([index_of(each, "sequences") for each in sequences])
+            self._state.reorder(selected)
+            self.batch = len(selected)
 
     def fork(self, source: int, target: int) -> None:
         """The sequence `target` becomes a copy of the sequence `source`."""

@@ -167,8 +167,10 @@ def test_rollback_reorder_fork_and_reset(rng):
     assert np.array_equal(y[0], y[1]) and not np.array_equal(y[0], y[2])
     decoder.reset(1)
     assert decoder.tokens == [25, 0, 23]
+    decoder.reorder([0, 0, 2, 0])
+    assert decoder.tokens == [25, 25, 23, 25] and decoder.batch == 4
     decoder.reset()
-    assert decoder.tokens == [0, 0, 0]
+    assert decoder.tokens == [0, 0, 0, 0]
 
 
 def test_smooth_tables_have_a_state_of_fixed_size(rng):
@@ -270,6 +272,7 @@ def test_the_state_does_not_grow(rng):
         ),
         (lambda: nprf.Decoder(nprf.orf(3, 3)).rollback(1, 0), ValueError, "sequence"),
         (lambda: nprf.Decoder(nprf.orf(3, 3)).reorder([1]), ValueError, "from"),
+        (lambda: nprf.Decoder(nprf.orf(3, 3)).reorder([]), ValueError, "from: expected at least 1 sequence, got 0"),
         (lambda: nprf.Decoder(nprf.orf(3, 3)).reset(1), ValueError, "sequence"),
     ],
 )

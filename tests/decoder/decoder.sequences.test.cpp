@@ -131,6 +131,37 @@ TEST_CASE("sequences: a fork has the bits of its origin", "[decoder]") {
   }
 }
 
+TEST_CASE("sequences: reorder changes their number", "[decoder]") {
+  constexpr Index n = 60, prompt = 40;
+  for (const Held& position : positions()) {
+    const MultiHeadAttention attention(orf<T>(d, 10, 3), position, {.direction = Direction::causal});
+    TokenBatch<T> two(2, heads, heads, n, d, d_v), three(3, heads, heads, n, d, d_v);
+    Decoder decoder(attention, {.batch = 2}), other(attention, {.batch = 3});
+    other.reorder(std::vector<Index>{2, 0});  // without tokens
+    CHECK(other.batch() == 2);
+    two.prefill(decoder, 0, prompt), two.prefill(other, 0, prompt);
+    for (Index i = prompt; i < n; ++i) two.step(other, i, 1);
+    const std::vector<Index> from{1, 0, 1};
+    decoder.reorder(from);
+    CHECK(decoder.batch() == 3);
+    for (Index h = 0; h < heads; ++h)
+      for (Index b = 0; b < 3; ++b) {
+        const Index of = from[static_cast<std::size_t>(b)];
+        three.q(b, h) = two.q(of, h).eval(), three.k(b, h) = two.k(of, h).eval(), three.v(b, h) = two.v(of, h).eval();
+      }
+    for (Index i = prompt; i < prompt + 10; ++i) three.step(decoder, i, 1);
+    std::stringstream file;
+    decoder.save(file);
+    Decoder loaded(attention, {.batch = 3});
+    loaded.load(file);
+    for (Index i = prompt + 10; i < n; ++i) three.step(loaded, i, 1);
+    for (Index h = 0; h < heads; ++h)
+      for (Index b = 0; b < 3; ++b)
+        CHECK(same_bits(Matrix<T>(three.y(b, h).bottomRows(n - prompt)),
+                        Matrix<T>(two.y(from[static_cast<std::size_t>(b)], h).bottomRows(n - prompt))));
+  }
+}
+
 TEST_CASE("sequences: wrong arguments", "[decoder]") {
   const MultiHeadAttention attention(orf<T>(d, 10, 3), AlibiPosition<T>(0.1f), {.direction = Direction::causal});
   Decoder decoder(attention, {.batch = 2, .rollback = 3});
@@ -146,7 +177,7 @@ TEST_CASE("sequences: wrong arguments", "[decoder]") {
   CHECK(decoder.tokens(0) == 17);
   check_invalid([&] { decoder.fork(0, 5); }, {"to", "expected 0 to 1", "got 5"});
   check_invalid([&] { decoder.reset(-1); }, {"sequence", "got -1"});
-  check_invalid([&] { decoder.reorder(std::vector<Index>{0}); }, {"from", "expected 2", "got 1"});
+  check_invalid([&] { decoder.reorder({}); }, {"from", "expected at least 1", "got 0"});
   check_invalid([&] { decoder.reorder(std::vector<Index>{0, 2}); }, {"from", "got 2"});
   check_invalid([&] { (void)decoder.tokens(7); }, {"sequence", "got 7"});
   CHECK(decoder.tokens(1) == 20);

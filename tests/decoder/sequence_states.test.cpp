@@ -94,6 +94,19 @@ TEST_CASE("sequence states: reorder and copy", "[decoder]") {
   CHECK_FALSE(states.can_roll_back_to(1, 28));
   states.roll_back_to(1, 29);
   CHECK(tokens_of(states) == Tokens{10, 29, 10, 0});
+  // more sequences, and fewer
+  const std::size_t bytes = states.bytes();
+  states.reorder(Tokens{1, 0, 1, 3, 2, 1});
+  CHECK(tokens_of(states) == Tokens{29, 10, 29, 0, 10, 29});
+  append(states, 2, 1);
+  CHECK(tokens_of(states) == Tokens{29, 10, 30, 0, 10, 29});
+  CHECK(states.bytes() > bytes);
+  states.reorder(Tokens{4, 3});
+  CHECK(tokens_of(states) == Tokens{10, 0});
+  CHECK(states.bytes() < bytes);
+  states.reorder(Tokens{0, 0, 1});
+  append(states, 2, 5);
+  CHECK(tokens_of(states) == Tokens{10, 10, 5});
 }
 
 TEST_CASE("sequence states: files of other shapes", "[decoder]") {

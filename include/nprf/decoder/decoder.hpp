@@ -109,9 +109,10 @@ class Decoder {
   /// `most` <= K + R (README.md), so that no token has left the ring.
   void rollback(Index sequence, Index tokens);
 
-  /// Sequence b becomes a copy of what sequence from[b] was, for all b, as beam search selects beams. Copies only the
-  /// states that are selected more than once: O(batch + bytes of these copies). Throws InvalidArgument unless `from`
-  /// has batch() entries, each of them a sequence. If memory runs out, sequences that are not selected may be reset.
+  /// Sequence b becomes a copy of what sequence from[b] was, for all b, as beam search selects beams; there are as many
+  /// sequences afterwards as `from` has entries. Copies only the states that are selected more than once: O(batch +
+  /// bytes of these copies). Throws InvalidArgument unless `from` has at least one entry, each of them a sequence. If
+  /// memory runs out, there are as many sequences as before, and those that are not selected may be reset.
   void reorder(std::span<const Index> from);
   /// Sequence `to` becomes a copy of sequence `from`. O(bytes of its state). Throws InvalidArgument if one of them does
   /// not exist. If memory runs out, `to` is reset.

@@ -48,10 +48,11 @@ class Decoder<T>::Implementation {
     m_states.roll_back_to(sequence, most - tokens);
   }
   void reorder(std::span<const Index> from) {
-    require(static_cast<Index>(from.size()) == batch(), "from: expected ", batch(), " sequences (the batch), got ",
-            from.size());
+    require(!from.empty(), "from: expected at least 1 sequence, got 0");
     for (const Index sequence : from) check_sequence(sequence, "from");
+    m_accepted.reset();  // its arrays are of the batch
     m_states.reorder(from);
+    m_options.batch = m_states.batch();
   }
   void fork(Index from, Index to) {
     check_sequence(from, "from");

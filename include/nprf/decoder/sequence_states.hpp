@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <numeric>
 #include <span>
@@ -144,11 +145,16 @@ class SequenceStates {
   void copy(Index from, Index to) {
     if (from != to) copy_place(m_place[static_cast<std::size_t>(from)], m_place[static_cast<std::size_t>(to)]);
   }
-  /// Sequence b becomes what sequence from[b] was. If a sequence is selected more than once, its states are copied over
-  /// states that are not selected. If memory runs out, sequences that are not selected may have no tokens.
+  /// Sequence b becomes what sequence from[b] was, for as many sequences as `from` has. If a sequence is selected more
+  /// than once, its states are copied over states that are not selected. Throws std::bad_alloc if memory runs out; then
+  /// there are as many sequences as before, and those that are not selected may have no tokens.
   void reorder(std::span<const Index> from) {
+    const auto had = static_cast<std::size_t>(batch()), places = std::max(had, from.size());
+    std::vector<HeadState<T>> selected;
+    selected.reserve(from.size() * static_cast<std::size_t>(count()));
+    add_empty_states(m_states, m_models, m_shape, static_cast<Index>(places));
     std::vector<Index> place(from.size(), -1);
-    std::vector<bool> used(from.size(), false);
+    std::vector<bool> used(places, false);
     for (std::size_t b = 0; b < place.size(); ++b)
       if (const auto at = static_cast<std::size_t>(m_place[static_cast<std::size_t>(from[b])]); !used[at])
         used[at] = true, place[b] = static_cast<Index>(at);
@@ -160,6 +166,10 @@ class SequenceStates {
       copy_place(m_place[static_cast<std::size_t>(from[b])], place[b]);
     }
     m_place = std::move(place);
+    if (from.size() == had) return;
+    for (const Index at : m_place) std::ranges::move(at_place(at), std::back_inserter(selected));
+    m_states = std::move(selected);
+    std::iota(m_place.begin(), m_place.end(), Index{0});
   }
 
   std::size_t bytes() const {
@@ -233,11 +243,16 @@ class SequenceStates {
   }
   std::vector<HeadState<T>> empty_states(const std::vector<StepModel<T>>& models, const DecoderShape& shape) const {
     std::vector<HeadState<T>> all;
-    all.reserve(static_cast<std::size_t>(batch() * count(shape)));
-    for (Index b = 0; b < batch(); ++b)
-      for (Index s = 0; s < count(shape); ++s)
-        all.emplace_back(models[has_one_model() ? 0 : static_cast<std::size_t>(s)], shape.d_v);
+    add_empty_states(all, models, shape, batch());
     return all;
+  }
+  // so that there are at least those of `places` sequences
+  void add_empty_states(std::vector<HeadState<T>>& all, const std::vector<StepModel<T>>& models,
+                        const DecoderShape& shape, Index places) const {
+    const auto states = static_cast<std::size_t>(places * count(shape)),
+               of_sequence = static_cast<std::size_t>(count(shape));
+    all.reserve(states);
+    while (all.size() < states) all.emplace_back(models[has_one_model() ? 0 : all.size() % of_sequence], shape.d_v);
   }
 
   // if memory runs out, the states at `to` have no tokens afterwards
