@@ -224,7 +224,7 @@ def test_calibrations_are_printed_saved_and_loaded(tmp_path):
         nprf.torch.replace_attention(model, near=60, max_error=0.1)
 
 
-@pytest.mark.parametrize("kind", ["MPNet", "Bert", "BertDecoder", "JinaBert", "MosaicBert"])
+@pytest.mark.parametrize("kind", ["MPNet", "Bert", "BertDecoder", "Bloom", "Mpt", "JinaBert", "MosaicBert"])
 @pytest.mark.parametrize("padded", [False, True])
 def test_memory_of_models(kind, padded):
     model, run = model_of(kind, None if "Bert" not in kind or kind in ("JinaBert", "MosaicBert") else "sdpa")
@@ -431,6 +431,145 @@ def test_generation(kind):
             torch.manual_seed(0)
             found.append(of.generate(prompt, max_new_tokens=8, **each))
         assert torch.equal(*found), each
+
+
+def served_by_state(kind):
+    """A language model whose maps are not exact, so that rows differ from those of softmax."""
+    model = language_model_of(kind).double()
+    nprf.torch.replace_attention(model, nprf.orf(CHANNELS // HEADS, 10, seed=3), near=4, sinks=1, rollback=7)
+    return model
+
+
+@pytest.mark.parametrize("kind", ["T5", "MT5", "UMT5", "Bloom", "Mpt", "BertDecoder"])
+@pytest.mark.filterwarnings("ignore:features. expected maps that are calibrated")
+def test_generation_from_states(kind):
+    """The same tokens and rows as without a cache."""
+    from nprf.torch import _cache
+
+    model = served_by_state(kind)
+    tokens = torch.randint(1, VOCABULARY, (2, 9))
+    before = torch.ones(2, 9, dtype=torch.long)
+    before[1, :4] = 0
+    begin = torch.cat([torch.zeros(2, 4, dtype=torch.long), tokens[:, 4:]], 1)  # with the token that T5 begins with
+    only = (
+        {"decoder_input_ids": begin, "decoder_attention_mask": before} if "T5" in kind else {"attention_mask": before}
+    )
+    found = {}
+    for each in (
+        {"do_sample": False},
+        {"do_sample": False, **only},
+        {"num_beams": 3, "num_return_sequences": 2},
+        {"do_sample": True, "top_k": 5},
+        {"do_sample": False, "prompt_lookup_num_tokens": 3},
+    ):
+        if kind == "Mpt" and "prompt_lookup" in str(each):
+            continue  # which its model does not have
+        prompt = tokens[:1] if "prompt_lookup_num_tokens" in each else tokens
+        rows = []
+        for use_cache in (True, False):
+            if not use_cache:
+                each.pop("prompt_lookup_num_tokens", None)
+            torch.manual_seed(0)
+            options = {"return_dict_in_generate": True, "output_logits": True, "use_cache": use_cache}
+            found[use_cache] = model.generate(prompt, max_new_tokens=12, **options, **each)
+            rows.append(torch.stack(found[use_cache].logits))
+        assert torch.equal(found[True].sequences, found[False].sequences), each
+        torch.testing.assert_close(*rows, rtol=1e-9, atol=1e-9)
+        cache = found[True].cache
+        layers = getattr(cache, "self_attention_cache", cache).layers
+        assert len(layers) == 2 and all(type(each) is _cache.DecodedTokens for each in layers)
+
+
+@pytest.mark.filterwarnings("ignore:features. expected maps that are calibrated")
+def test_caches_with_states():
+    transformers = pytest.importorskip("transformers", reason="it is not installed: pip install transformers")
+    from nprf.torch import _cache
+
+    model = served_by_state("Bloom")
+    tokens = torch.randint(1, VOCABULARY, (3, 30))
+    kept = torch.ones(3, 30, dtype=torch.long)
+    kept[1, :7], kept[2, :2] = 0, 0
+
+    def rows(of, mask):
+        with torch.no_grad():
+            return model(of, attention_mask=mask).logits
+
+    def cached(cache, begin, end, tokens=tokens, kept=kept):
+        with torch.no_grad():
+            return model(tokens[:, begin:end], attention_mask=kept[:, :end], cache=cache).logits
+
+    def same(one, other):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+    expected, cache = rows(tokens, kept), transformers.DynamicCache(config=model.config)
+    found = [cached(cache, begin, end) for begin, end in ((0, 4), (4, 5), (5, 12), (12, 20))]  # padding in three calls
+    assert all(type(each) is _cache.DecodedTokens for each in cache.layers) and cache.get_seq_length() == 20
+    same(torch.cat(found, 1)[kept[:, :20] > 0], expected[:, :20][kept[:, :20] > 0])
+
+    other = copy.deepcopy(cache)
+    other.crop(-7)
+    same(cached(other, 13, 15), expected[:, 13:15])
+    again = pickle.loads(pickle.dumps(cache))
+    assert torch.equal(cached(again, 20, 25), cached(copy.deepcopy(cache), 20, 25))
+
+    # other sequences, more and fewer
+    index = torch.tensor([2, 0, 1, 2, 1, 1])
+    other = copy.deepcopy(cache)
+    other.reorder_cache(torch.tensor([2, 0, 1]))
+    other.batch_repeat_interleave(2)
+    index = torch.tensor([2, 2, 0, 0, 1, 1])
+    same(cached(other, 20, 23, tokens[index], kept[index]), expected[index, 20:23])
+    other.batch_select_indices(torch.tensor([False, True, False, True, False, False]))
+    same(cached(other, 23, 25, tokens[[2, 0]], kept[[2, 0]]), expected[[2, 0], 23:25])
+    other.reset()
+    assert other.get_seq_length() == 0
+    same(cached(other, 0, 5, tokens[:1], kept[:1]), expected[:1, :5])
+
+    # what is refused changes nothing
+    later = kept.clone()
+    later[0, 22] = 0
+    for mask, message in (
+        (later, "mask: expected padding before or after the tokens of a sequence"),
+        (torch.ones_like(kept), "mask: expected the padding .0, 7, 2. before"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            cached(cache, 20, 25, kept=mask)
+    with pytest.raises(ValueError, match="tokens_to_remove: expected -20 to 0, got -21"):
+        cache.crop(-21)
+    with pytest.raises(ValueError, match="tokens: expected at most 7"):
+        other = copy.deepcopy(cache)
+        other.crop(-15)
+    same(cached(cache, 20, 25), expected[:, 20:25])
+    cache.layers[1].decoder.rollback(0, 1)  # as an interrupted call may do
+    with pytest.raises(ValueError, match="cache: expected one whose calls have ended"):
+        cached(cache, 25, 26)
+    with pytest.raises(ValueError, match="cache: expected one with keys and values"):
+        nprf.torch.restore_attention(model)
+        cached(again, 25, 26)
+
+
+@pytest.mark.filterwarnings("ignore:features. expected maps that are calibrated")
+def test_caches_with_keys_and_values():
+    """Where states do not serve: padding after tokens, gradients, static caches."""
+    from nprf.torch import _cache
+
+    model = served_by_state("Bloom")
+    tokens, kept = torch.randint(1, VOCABULARY, (2, 9)), torch.ones(2, 9, dtype=torch.long)
+    kept[1, 6:] = 0
+    with torch.no_grad():
+        found = model(tokens, attention_mask=kept, use_cache=True)
+        assert not any(type(each) is _cache.DecodedTokens for each in found.cache.layers)
+        torch.testing.assert_close(found.logits[kept > 0], model(tokens, attention_mask=kept).logits[kept > 0])
+    found = model(tokens, labels=tokens, use_cache=True)
+    found.loss.backward()
+    assert not any(type(each) is _cache.DecodedTokens for each in found.cache.layers)
+    found = []
+    nprf.torch.replace_attention(
+        model, model.transformer.h[0].self_attention.features, report=lambda *each: found.append(each)
+    )
+    with torch.no_grad():
+        model(tokens, use_cache=True)
+    assert len(found) == 2 and isinstance(found[0][1], nprf.Report)
 
 
 @pytest.mark.parametrize("kind", ["T5", "Bloom"])

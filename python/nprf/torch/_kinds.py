@@ -21,7 +21,7 @@ def _slopes(module: nn.Module, heads: int) -> Tensor:
     return torch.tensor(alibi_slopes(heads), device=None if parameter is None else parameter.device)
 
 
-@register_attention("T5Attention", "MT5Attention", "Pop2PianoAttention")
+@register_attention("T5Attention", "MT5Attention", "Pop2PianoAttention", "SwitchTransformersAttention")
 class ServedT5Attention(ServedAttention):
     """Of T5 and alike: layers without a bias of their own use that of a layer before them. Cross attention, in modules
     named EncDecAttention, stays. q.k is not divided by sqrt(d)."""
@@ -59,14 +59,6 @@ class ServedT5Attention(ServedAttention):
         cache = others.pop("past_key_values", cache)
         self.check_arguments(others)  # also a position_bias, since the layer has its own
         return self.o(self.attend(hidden_states, mask, cache=cache)), BiasOfServed(), None
-
-
-@register_attention("SwitchTransformersAttention")
-class ServedSwitchAttention(ServedT5Attention):
-    """Of Switch Transformers."""
-
-    def accepts_short_masks(self) -> bool:
-        return self.attends_causally()  # the encoder makes them itself, and takes no others
 
 
 @register_attention("UMT5Attention")
@@ -263,9 +255,6 @@ class ServedBloomAttention(ServedAttention):
     def attends_causally(self) -> bool:
         return True
 
-    def accepts_short_masks(self) -> bool:
-        return False  # the model makes ALiBi of its mask
-
     def forward(
         self,
         hidden_states: Tensor,
@@ -303,9 +292,6 @@ class ServedMptAttention(ServedAttention):
 
     def score_factor(self) -> float:
         return float(self.softmax_scale)
-
-    def accepts_short_masks(self) -> bool:
-        return False  # in the model's masks True drops a key
 
     def forward(
         self,

@@ -205,6 +205,7 @@ def replace_attention(
     max_error: Optional[float] = None,
     report: Optional[Callable[[str, Report], Any]] = None,
     softmax_samples: int = 0,
+    rollback: int = 32,
 ) -> dict[str, ServedAttention]:
     """Replaces every self-attention of a model that was trained with softmax, in place, and returns them by name: of
     models of transformers, and of alike ones, whose classes are registered (register_attention).
@@ -218,13 +219,15 @@ def replace_attention(
     nprf.attention. A model whose attention has been replaced before gets these features and options.
 
     ValueError, which changes nothing, if nothing was found, and for features that do not fit. UserWarning for maps that
-    are not calibrated. A mask [batch, n] of padding goes to the layers as it is, where transformers would make n x n
-    numbers of it, except to layers of BLOOM, MPT and Phi-4.
+    are not calibrated. rollback: as in nprf.Decoder, whose states take the place of keys and values in a DynamicCache.
+    From a mask [batch, n] of padding, a model of transformers (but Phi-4's) then makes n numbers for each sequence, not
+    n x n.
     """
     near, sinks = _near_and_sinks(features, near, sinks)
     near, sinks = index_of(near, "near"), index_of(sinks, "sinks")
-    softmax_samples = index_of(softmax_samples, "softmax_samples")
-    for name, value in (("near", near), ("sinks", sinks), ("softmax_samples", softmax_samples)):
+    softmax_samples, rollback = index_of(softmax_samples, "softmax_samples"), index_of(rollback, "rollback")
+    counts = {"near": near, "sinks": sinks, "softmax_samples": softmax_samples, "rollback": rollback}
+    for name, value in counts.items():
         if value < 0:
             raise ValueError(f"{name}: expected at least 0, got {value}")
     if report is not None and not callable(report):
@@ -242,7 +245,8 @@ def replace_attention(
     _warn_of_uncalibrated(made)
     for each, of_layer in zip(found, made):
         of_name = None if report is None else functools.partial(report, each.name)
-        served = Served(near, sinks, owner=each.view.served.owner, report=of_name, softmax_samples=softmax_samples)
+        owner = each.view.served.owner
+        served = Served(near, sinks, rollback, owner=owner, report=of_name, softmax_samples=softmax_samples)
         if isinstance(features, ModelCalibration) and max_error is not None:
             served.softmax = not features.softmax_errors[each.name] <= max_error
         serve(each.kind, each.module, of_layer, served)

@@ -3,19 +3,23 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Optional, TypeVar
 
+import torch
 from torch import Tensor, nn
 
+from .._decoder import Decoder
 from .._normalization import Normalization
 from ..features import Features, taylor
+from ..positions import Position
 from ._functional import Biases, attention
 from ._masks import padding_of_rows
 from ._module import checked_map
 from ._module_with_features import ModuleWithFeatures
-from ._options import PositionKind
+from ._options import PositionKind, position_name, position_with
 from ._softmax import softmax_rows
 
 if TYPE_CHECKING:
@@ -29,7 +33,7 @@ _of_outputs = ("cache_position", "num_items_in_batch", "output_hidden_states", "
 
 @dataclass
 class Served:
-    """How a module is served: near, sinks as in nprf.Attention; exact: whether all pairs are exact, so that a call with
+    """How a module is served: near, sinks as in nprf.Attention; rollback: as in nprf.Decoder, for a cache; exact: whether all pairs are exact, so that a call with
     more than `near` tokens raises ValueError; softmax: whether PyTorch computes exact softmax, in O(n^2); stack: the
     module that gives it short masks (keep_masks_short), if there is one; owner: the module that has its bias, as it is at a call; report: a
     function that each call calls with its nprf.Report, in which `softmax_samples` rows of each sequence of each head
@@ -37,6 +41,7 @@ class Served:
 
     near: int
     sinks: int = 0
+    rollback: int = 0
     exact: bool = False
     softmax: bool = False
     owner: Any = None
@@ -181,13 +186,12 @@ class ServedAttention(ModuleWithFeatures):
         the keys and values of the tokens before hidden_states, and gets theirs. longest: the tokens of the longest one
         of packed sequences. options: of nprf.torch.attention. ValueError for a mask by which queries attend to other
         keys than padding and causality give."""
-        served, n, past = self.served, hidden_states.shape[1], 0
+        served, n = self.served, hidden_states.shape[1]
+        past, n_k = 0, n
         q, k, v = self.scaled_projections(hidden_states)
         if cache is not None:
-            past = int(cache.get_seq_length(self.layer_idx))
-            own = getattr(cache, "self_attention_cache", cache)
-            k, v = (each.transpose(1, 2) for each in own.update(k.transpose(1, 2), v.transpose(1, 2), self.layer_idx))
-        n_k = k.shape[1]
+            cache = getattr(cache, "self_attention_cache", cache)
+            past, n_k = int(cache.get_seq_length(self.layer_idx)), int(cache.get_mask_sizes(n, self.layer_idx)[0])
         longest = n_k if longest is None else longest
         if served.exact and longest > served.near:
             raise ValueError(
@@ -200,6 +204,16 @@ class ServedAttention(ModuleWithFeatures):
         padding = None
         if mask is not None:
             padding = padding_of_rows(mask, causal, n, n_k, past, contiguous).expand(hidden_states.shape[0], n_k)
+        if cache is not None:
+            from ._cache import tokens_in
+
+            tokens = tokens_in(cache, self.layer_idx, lambda: self._maker_of_decoders(q, k, v, padding))
+            if tokens is not None:
+                decoded, report = tokens.rows(q, k, v, padding, served.report is not None, served.softmax_samples)
+                if served.report is not None and report is not None:
+                    served.report(report)
+                return decoded.flatten(2)
+            k, v = (each.transpose(1, 2) for each in cache.update(k.transpose(1, 2), v.transpose(1, 2), self.layer_idx))
         if served.softmax:
             cumulative = options.get("cumulative_lengths")
             exact = softmax_rows(
@@ -236,6 +250,36 @@ class ServedAttention(ModuleWithFeatures):
         if served.report is not None and report is not None:
             served.report(report)
         return rows.flatten(2)
+
+    def numpy_position(self) -> Optional[Position]:
+        """Of bias_and_position(), with its numbers as they are now."""
+        bias, position = self.bias_and_position()
+        if isinstance(bias, nn.Embedding):
+            bias = bias.weight.T
+        return None if bias is None else position_with(position_name(position), bias.detach().float().cpu())
+
+    def _maker_of_decoders(
+        self, q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor]
+    ) -> Optional[Callable[..., Decoder]]:
+        """None if their rows need keys and values: exact softmax does, and gradients, graphs, GPUs, and padding that is
+        not before all tokens."""
+        served = self.served
+        in_graph = torch.compiler.is_compiling() or torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+        if served.exact or served.softmax or in_graph or q.device.type != "cpu" or not self.attends_causally():
+            return None
+        if padding is not None and bool((~padding[:, :-1] & padding[:, 1:]).any()):
+            return None
+        return functools.partial(
+            Decoder,
+            self.features,
+            self.numpy_position(),
+            heads=q.shape[2],
+            rollback=served.rollback,
+            near=served.near,
+            sinks=served.sinks,
+            normalization=Normalization.none(),
+            dtype="float64" if q.dtype == torch.float64 else "float32",
+        )
 
     def check_arguments(self, others: dict[str, Any]) -> None:
         """ValueError for a cache that attend() does not get; for output_attentions, since there are no weights to

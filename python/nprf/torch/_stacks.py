@@ -1,15 +1,65 @@
 # SPDX-License-Identifier: MIT
-"""The stacks of layers of transformers, which make the masks of their layers: n x n numbers of a mask [batch, n], but
-one of 4 dimensions goes to the layers as it is."""
+"""The stacks of layers of transformers, which make the masks of their layers, [batch, 1, n_q, n_k]. For self-attention
+that is served the row of the last query is enough: it has the padding of all keys. A stack makes that alone if its
+config asks for it."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Sequence
 from typing import Any, Optional
 
-import torch
-from torch import Tensor, nn
+from torch import nn
+
+_name = "nprf"
+
+
+class _LastQueryConfig:
+    """A config of transformers, for masks of the last query. It shares the attributes of the config `original`.
+    causal: the direction of the self-attention, by which its masks are known from those of cross-attention; masking:
+    transformers.masking_utils."""
+
+    original: Any
+    causal: bool
+    masking: Any
+
+    @property
+    def _attn_implementation(self) -> str:
+        return _name
+
+    @_attn_implementation.setter
+    def _attn_implementation(self, value: Any) -> None:
+        self.original._attn_implementation = value
+
+    @property
+    def output_attentions(self) -> Any:
+        return self.original.output_attentions
+
+    @output_attentions.setter
+    def output_attentions(self, value: Any) -> None:
+        self.original.output_attentions = value
+
+    def __reduce__(self) -> Any:
+        return _config_of_last_query, (self.original, self.causal)
+
+
+def _config_of_last_query(original: Any, causal: bool) -> Any:
+    masking = importlib.import_module("transformers.masking_utils")
+    masking.AttentionMaskInterface.register(_name, _mask_of_last_query)
+    names = {"__module__": type(original).__module__, "original": original, "causal": causal, "masking": masking}
+    made: Any = object.__new__(type(type(original).__name__, (_LastQueryConfig, type(original)), names))
+    made.__dict__ = original.__dict__
+    return made
+
+
+def _mask_of_last_query(*, config: Any, mask_function: Any, q_length: int, q_offset: Any, **others: Any) -> Any:
+    """What the model's own implementation makes; for self-attention, of the last query."""
+    masking = config.masking
+    if mask_function is (masking.causal_mask_function if config.causal else masking.bidirectional_mask_function):
+        q_length, q_offset = 1, q_offset + q_length - 1
+    make = masking.ALL_MASK_ATTENTION_FUNCTIONS[config.original._attn_implementation]
+    return make(config=config, mask_function=mask_function, q_length=q_length, q_offset=q_offset, **others)
 
 
 def _functions_of(module: nn.Module) -> set[str]:
@@ -23,22 +73,6 @@ def _stack_of(parents: Sequence[nn.Module], causal: bool) -> Optional[nn.Module]
     """The nearest of these modules that makes masks by transformers' masking_utils."""
     name = "create_causal_mask" if causal else "create_bidirectional_mask"
     return next((each for each in parents if hasattr(each, "config") and name in _functions_of(each)), None)
-
-
-def _short_mask(stack: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A forward pre-hook: a mask [batch, n], 0 for padding, becomes one [batch, 1, 1, n], bool. Without a mask SDPA
-    gets none, and other implementations would get n x n numbers."""
-    given = {**dict(zip(("input_ids", "attention_mask"), args)), **kwargs}
-    mask, tokens = given.get("attention_mask"), given.get("input_ids")
-    tokens = given.get("inputs_embeds") if tokens is None else tokens
-    if tokens is None or any(given.get(name) is not None for name in ("cache", "past_key_values")):
-        return None
-    if mask is None and stack.config._attn_implementation != "sdpa":
-        mask = torch.ones(tokens.shape[:2], dtype=torch.bool)
-    if not isinstance(mask, Tensor) or mask.dim() != 2:
-        return None
-    short = mask.to(tokens.device, torch.bool)[:, None, None, :]
-    return ((args[0], short, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "attention_mask": short})
 
 
 def _is_cross_attention(name: str, module: nn.Module) -> bool:
@@ -55,20 +89,18 @@ def _other_attention(stack: nn.Module, served: type[nn.Module]) -> bool:
     return False
 
 
-def keep_masks_short(parents: Sequence[nn.Module], causal: bool, served: type[nn.Module]) -> Optional[nn.Module]:
-    """A layer with these parents, the nearest one first, which must take masks of padding [batch, 1, 1, n], also if it
-    is causal, gets them from its stack, if that makes masks by transformers' masking_utils and all of its self-attention
-    is of the class `served`. Returns the stack."""
-    stack = _stack_of(parents, causal)
+def keep_masks_short(parents: Sequence[nn.Module], causal: bool, served: type[nn.Module]) -> Any:
+    """A layer with these parents, the nearest one first, gets masks [batch, 1, 1, n_k] from its stack, if that makes
+    masks by transformers' masking_utils and all of its self-attention is of the class `served`. Returns the stack, or None."""
+    stack: Any = _stack_of(parents, causal)
     if stack is None or _other_attention(stack, served):
         return None
-    if _short_mask not in stack._forward_pre_hooks.values():
-        stack.register_forward_pre_hook(_short_mask, with_kwargs=True)
+    if not isinstance(stack.config, _LastQueryConfig):
+        stack.config = _config_of_last_query(stack.config, causal)
     return stack
 
 
-def restore_masks(stack: nn.Module) -> None:
+def restore_masks(stack: Any) -> None:
     """Undoes keep_masks_short()."""
-    for key in [key for key, hook in stack._forward_pre_hooks.items() if hook is _short_mask]:
-        del stack._forward_pre_hooks[key]
-        stack._forward_pre_hooks_with_kwargs.pop(key, None)
+    if isinstance(stack.config, _LastQueryConfig):
+        stack.config = stack.config.original
