@@ -2,22 +2,25 @@
 """nprf for PyTorch, on the CPU and, where nprf was compiled for it, on a GPU: `attention`, with gradients and under
 torch.compile, and the module `Attention`, also token by token (`LayerDecoder`, `GpuDecoder`)."""
 
+from ._biases import AlibiBias, RelativeBias, SplineBias, T5Bias
 from ._decoder import LayerDecoder
 from ._functional import attention
 from ._gpu_decoder import GpuDecoder
 from ._module import Attention
 from ._replace import ModelCalibration, calibrate, replace_attention, restore_attention
 from ._served import Served, ServedAttention, register_attention
-from ._spline import SplineBias
 
 __all__ = [
+    "AlibiBias",
     "Attention",
     "GpuDecoder",
     "LayerDecoder",
     "ModelCalibration",
+    "RelativeBias",
     "Served",
     "ServedAttention",
     "SplineBias",
+    "T5Bias",
     "attention",
     "calibrate",
     "register_attention",
