@@ -197,6 +197,18 @@ def test_models_with_calibrated_maps(kind):
         torch.testing.assert_close(exact, run(model, x, kept), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["MPNet", "BertDecoder"])
+def test_layers_that_stay_softmax_in_a_graph(kind):
+    model, run = model_of(kind)
+    x, kept = torch.randn(2, 60, CHANNELS), torch.ones(2, 60, dtype=torch.bool)
+    with torch.no_grad():
+        features = nprf.torch.calibrate(model, lambda: run(model, x, kept), near=8, num_features=20)
+        nprf.torch.replace_attention(model, features, max_error=0.0)
+        kept[1, 40:] = False
+        in_graph = torch.compile(lambda x, kept: run(model, x, kept), fullgraph=True, backend="eager")
+        torch.testing.assert_close(in_graph(x, kept), run(model, x, kept))
+
+
 def test_calibrations_are_printed_saved_and_loaded(tmp_path):
     pytest.importorskip("safetensors", reason="it is not installed: pip install safetensors")
     model, run = model_of("JinaBert")

@@ -21,6 +21,16 @@ def _buckets(count: int, max_distance: int, causal: bool) -> Tensor:
     return torch.tensor([core.t5_bucket(lag, count, causal, max_distance) for lag in lags])
 
 
+@torch.library.custom_op("nprf::t5_buckets", mutates_args=())
+def _buckets_op(count: int, max_distance: int, causal: bool) -> Tensor:
+    return _buckets(count, max_distance, causal).clone()
+
+
+@_buckets_op.register_fake
+def _(count: int, max_distance: int, causal: bool) -> Tensor:
+    return torch.empty(2 * max_distance + 1, dtype=torch.int64)
+
+
 def biases_of_lags(bias: Biases, position: PositionKind, causal: bool, lags: Tensor) -> Optional[Tensor]:
     """[heads or 1, ...] of lags [...]; None without a bias. As for nprf.torch.attention, but for grids."""
     if bias is None:
@@ -34,7 +44,10 @@ def biases_of_lags(bias: Biases, position: PositionKind, causal: bool, lags: Ten
     rows = rows.reshape(-1, rows.shape[-1])
     reach = int(sizes[0]) if kind == "t5" else rows.shape[1] // 2
     at = lags.clamp(-reach, reach) + reach
-    return rows[:, _buckets(rows.shape[1], reach, causal).to(lags.device)[at] if kind == "t5" else at]
+    if kind == "t5":
+        buckets_of = _buckets_op if torch.compiler.is_compiling() else _buckets  # without importing dynamo
+        at = buckets_of(rows.shape[1], reach, causal).to(lags.device)[at]
+    return rows[:, at]
 
 
 def softmax_rows(
