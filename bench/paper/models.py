@@ -26,9 +26,9 @@ class Mechanism:
 
     kernel: softmax, a name in FEATURES, or one of RIVALS. radius: the norm of queries and keys;
     0 does not normalise them, and divides q.k by sqrt(d). rpe: a learned relative position bias, which takes the place of
-    absolute positions in texts; "spline": a spline of the distance in place of the layer's position. features: the number
-    m of random vectors (for Linformer and Nystromformer, the rank). near: pairs less than `near` tokens apart have exact
-    weights.
+    absolute positions in texts; "spline" or "alibi": a spline of the distance, or ALiBi, in place of the layer's position.
+    features: the number m of random vectors (for Linformer and Nystromformer, the rank). near: pairs less than `near`
+    tokens apart have exact weights.
     """
 
     kernel: str = "softmax"
@@ -86,16 +86,19 @@ def t5_buckets(lags, causal):
 
 
 class Bias(nn.Module):
-    """A learned bias for each head and position: "t5", ("table", reach) for each lag, ("spline", reach), or ("grid", H, W),
-    of pictures with a token CLS in front."""
+    """A bias for each head and position, which is learned: "t5", ("table", reach) for each lag, ("spline", reach), or
+    ("grid", H, W), of pictures with a token CLS in front; or ALiBi's fixed one: "alibi"."""
 
     def __init__(self, heads, position, causal):
         super().__init__()
         self.kind, *self.sizes = (position,) if isinstance(position, str) else position
-        self.causal, self.extra, self.spline, self.of_sizes = causal, None, None, {}
+        self.causal, self.extra, self.module, self.of_sizes = causal, None, None, {}
         if self.kind == "spline":
             self.knots = nprf.log_spaced_knots(KNOTS, MAX_DISTANCE)
-            self.spline = nprf.torch.SplineBias(heads, self.knots, self.sizes[0], two_sides=not causal)
+            self.module = nprf.torch.SplineBias(heads, self.knots, self.sizes[0], two_sides=not causal)
+        if self.kind == "alibi":
+            self.module = nprf.torch.AlibiBias(heads)
+        if self.module is not None:
             return
         shape = (BUCKETS,)
         if self.kind == "table":
@@ -107,18 +110,21 @@ class Bias(nn.Module):
 
     def numbers(self):
         """The argument `bias` of nprf.torch.attention."""
-        return self.weight if self.spline is None else self.spline()
+        return self.weight if self.module is None else self.module()
 
     @property
     def of_nprf(self):
         """The argument `position` of nprf.torch.attention."""
-        kinds = {"t5": ("t5", MAX_DISTANCE), "table": "table", "spline": "smooth_table", "grid": ("grid", *self.sizes)}
-        return kinds[self.kind]
+        if self.module is not None:
+            return self.module.position
+        return {"t5": ("t5", MAX_DISTANCE), "table": "table", "grid": ("grid", *self.sizes)}[self.kind]
 
     def position(self):
         """The same as a position of nprf, for its decoder and its calibration."""
-        if self.spline is not None:
-            return nprf.Spline(self.spline.values.detach().cpu().numpy(), self.knots, self.sizes[0])
+        if self.kind == "alibi":
+            return nprf.Alibi(self.numbers().cpu().numpy())
+        if self.kind == "spline":
+            return nprf.Spline(self.module.values.detach().cpu().numpy(), self.knots, self.sizes[0])
         weight = self.weight.detach().cpu().numpy()
         return nprf.T5(weight, MAX_DISTANCE) if self.kind == "t5" else nprf.RelativePosition(weight)
 
@@ -142,6 +148,8 @@ class Bias(nn.Module):
 
     def matrix(self, n_q, n_k):
         """The bias of every pair [heads, n_q, n_k], which softmax attention needs."""
+        if self.kind == "alibi":
+            return self.module.matrix(n_q, n_k)
         table = self.numbers().flatten(1)
         key = (n_q, n_k, table.device)
         if key not in self.of_sizes:
@@ -163,8 +171,11 @@ class Attention(nn.Module):
             nn.init.zeros_(each.bias)
         if mechanism.rpe == "spline":
             position = ("spline", tokens)
+        if mechanism.rpe == "alibi":
+            position = "alibi"
         self.bias = Bias(heads, position, causal) if mechanism.rpe else None
         self.features = self.rival = None
+        self.sinks = 0
         kernel, m = mechanism.kernel, mechanism.features
         if kernel in FEATURES:
             self.features = FEATURES[kernel](self.d, m, seed)
@@ -180,7 +191,7 @@ class Attention(nn.Module):
             raise ValueError(f"kernel: expected softmax, {', '.join((*FEATURES, *RIVALS))}, got {kernel}")
         self.normalization = nprf.Normalization(mechanism.radius)
         self.logs_norms, self.largest_norm = False, 0.0
-        self.reports = None  # a list gets the nprf.Report of each call
+        self.reports, self.softmax_samples = None, 0  # a list gets the nprf.Report of each call
 
     def project(self, x, memory):
         """Queries, keys and values [batch, tokens, heads, d]."""
@@ -207,8 +218,8 @@ class Attention(nn.Module):
             parameters = {"bias": self.bias.numbers(), "position": self.bias.of_nprf, "extra": self.bias.extra}
         y = nprf.torch.attention(
             q, k, v, features=self.features, causal=self.causal, near=self.mechanism.near,
-            normalization=self.normalization, key_padding_mask=padding, layout="tokens_first",
-            report=self.reports is not None, **parameters,
+            sinks=self.sinks, normalization=self.normalization, key_padding_mask=padding, layout="tokens_first",
+            report=self.reports is not None, softmax_samples=self.softmax_samples, **parameters,
         )  # fmt: skip
         if self.reports is not None:
             y, report = y
@@ -233,9 +244,9 @@ class Attention(nn.Module):
         causal = self.causal and self.bias is None
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale).transpose(1, 2)
 
-    def convert(self, features, near=0):
+    def convert(self, features, near=0, sinks=0):
         """Serves the weights that were trained with softmax by a feature map, without training."""
-        self.features = features
+        self.features, self.sinks = features, sinks
         self.mechanism = dataclasses.replace(self.mechanism, kernel="converted", near=near)
 
     def decoder(self, batch):

@@ -28,11 +28,17 @@ def plan(options):
     ]
 
 
-def loss_on(model, rows, generator):
-    """The mean loss of the masked bytes of rows [batch, tokens]."""
+def with_masks(rows, generator):
+    """The rows with MASK in place of some of their bytes, and which ones."""
     masked = torch.rand(rows.shape, generator=generator) < MASKED
     masked[:, 0] |= ~masked.any(1)
-    logits = model(rows.masked_fill(masked, MASK).to(device()))
+    return rows.masked_fill(masked, MASK), masked
+
+
+def loss_on(model, rows, generator):
+    """The mean loss of the masked bytes of rows [batch, tokens]."""
+    inputs, masked = with_masks(rows, generator)
+    logits = model(inputs.to(device()))
     return F.cross_entropy(logits[masked.to(logits.device)], rows[masked].to(logits.device))
 
 

@@ -67,7 +67,7 @@ def test_loss_of_translations_falls_on_a_toy(encoder, decoder):
 @pytest.mark.parametrize(
     "position, causal",
     [("t5", True), ("t5", False), (("table", 5), True), (("table", 50), False), (("spline", 40), True),
-     (("spline", 40), False)],
+     (("spline", 40), False), ("alibi", True), ("alibi", False)],
 )  # fmt: skip
 def test_softmax_with_a_bias_is_the_reference_of_nprf(radius, position, causal):
     torch.set_default_dtype(torch.float64)  # of a spline's basis, too
@@ -101,7 +101,14 @@ def test_softmax_with_a_grid_and_cls_is_the_reference_of_nprf():
 
 @pytest.mark.parametrize(
     "position, causal",
-    [("t5", True), ("t5", False), (("table", 5), True), (("spline", 10), True), (("spline", 10), False)],
+    [
+        ("t5", True),
+        ("t5", False),
+        (("table", 5), True),
+        (("spline", 10), True),
+        (("spline", 10), False),
+        ("alibi", False),
+    ],
 )
 def test_exact_weights_make_the_kernelized_layer_softmax(position, causal):
     """With a near field of all tokens every weight of nprf's layer is that of softmax."""
