@@ -215,6 +215,12 @@ def test_an_offset_for_each_sequence(rng):
     assert not np.array_equal(y, operator(options, **x, table=slopes, lengths=lengths))  # 19 and 8
 
 
+def test_lengths_do_not_move_queries_that_see_both_directions(rng):
+    x, slopes, lengths = arrays(rng), np.full(H, 0.3, np.float32), np.array([20, 11])
+    y = operator({"position": "alibi"}, **x, table=slopes, lengths=lengths)
+    assert np.array_equal(y, operator({"position": "alibi"}, **x, table=slopes, lengths=lengths, offset=np.array([0])))
+
+
 def test_tables_that_change(rng):
     x = arrays(rng)
     session = session_of(model_of(["q", "k", "v", "table"], position="table").SerializeToString())
