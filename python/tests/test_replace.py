@@ -200,7 +200,7 @@ def test_replaced_attention_beyond_the_near_field():
         assert (
             calibrated(target_error=0.5)("layers.1", 8).maps[0].output_dim < features("layers.1", 8).maps[0].output_dim
         )
-    with pytest.raises(ValueError, match="run: expected a call of layers.0, got none"):
+    with pytest.raises(ValueError, match="sample: expected a call of layers.0, got none"):
         nprf.torch.calibrate(model, lambda: None, num_features=30)
     assert not any(module._forward_hooks for layer in model.layers for module in (layer.q, layer.k, layer.v))
 

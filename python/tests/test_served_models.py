@@ -215,11 +215,11 @@ def test_calibrations_are_printed_saved_and_loaded(tmp_path):
     x, kept = torch.randn(2, 60, CHANNELS), torch.ones(2, 60, dtype=torch.bool)
     features = nprf.torch.calibrate(model, lambda: run(model, x, kept), near=8, sinks=2, num_features=20)
     lines = str(features).splitlines()
-    assert lines[0].split() == ["layer", "features", "error,", "%", "worst", "head,", "%"]
+    assert lines[0].split() == "layer near sinks features cost, keys error, % worst head, %".split()
     first = features.calibrations["layer.0"]
-    size = str(first.features.maps[0].output_dim)
-    assert lines[1].split()[:3] == ["layer.0", size, f"{100 * first.softmax_error:.2g}"]
-    assert lines[3].startswith("near = 8, sinks = 2; 2 sequences of 60 tokens, ") and features.seconds > 0
+    size, cost = str(first.features.maps[0].output_dim), f"{features.costs['layer.0']:.0f}"
+    assert lines[1].split()[:6] == ["layer.0", "8", "2", size, cost, f"{100 * first.softmax_error:.2g}"]
+    assert lines[3].startswith("2 sequences of 60 tokens, ") and features.seconds > 0
     features.save(tmp_path / "calibration.safetensors")
     again = nprf.torch.ModelCalibration.load(tmp_path / "calibration.safetensors")
     assert again == features and again.seconds == features.seconds

@@ -213,7 +213,7 @@ class ServedMosaicBertAttention(_AlibiOfEncoder):
         cumulative = others[0] if others else named["cu_seqlens"]
         lengths = cumulative.diff()
         if lengths.numel() == 0 or bool((lengths != lengths[0]).any()):
-            raise ValueError(f"run: expected sequences of equal lengths, without padding, got {lengths.tolist()}")
+            raise ValueError(f"sample: expected sequences of equal lengths, without padding, got {lengths.tolist()}")
         sequences: Tensor = hidden_states.unflatten(0, (lengths.numel(), -1))
         return sequences
 

@@ -4,25 +4,17 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import os
-import time
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from .. import _attention
-from .._attention import Calibration
-from .._normalization import Normalization
 from .._value import index_of
 from ..features import CalibratedFeatures, CentredFeatures, Features, FeaturesLike, HeadFeatures, features_of
 from . import _kinds  # noqa: F401, registers its classes
+from ._model_calibration import ModelCalibration, in_words
 from ._module import checked_map
-from ._options import position_name, position_with
 from ._served import Served, ServedAttention, kind_of, kinds, original_class, serve, unserve, view_of
 from ._stacks import keep_masks_short, restore_masks
 
@@ -44,7 +36,7 @@ _not_served = {
 }
 
 
-class _SelfAttention(NamedTuple):
+class SelfAttention(NamedTuple):
     """A self-attention that can be replaced."""
 
     name: str
@@ -73,9 +65,9 @@ def _parents_of(model: nn.Module, name: str) -> list[nn.Module]:
     return parents
 
 
-def _self_attentions(model: nn.Module) -> list[_SelfAttention]:
+def self_attentions(model: nn.Module) -> list[SelfAttention]:
     """Those of registered kinds. ValueError if there are none, and for one that cannot be served."""
-    found: list[_SelfAttention] = []
+    found: list[SelfAttention] = []
     for name, module in model.named_modules():
         kind = kind_of(module)
         if kind is None or not kind.is_self_attention(name):
@@ -95,78 +87,13 @@ def _self_attentions(model: nn.Module) -> list[_SelfAttention]:
         owner = kind.bias_owner(module, parents, [each.module for each in found if each.kind is kind])
         if owner is None:
             raise ValueError(f"{name}: expected {kind.owner_in_words}")
-        found.append(_SelfAttention(name, module, kind, parents, view_of(kind, module, owner)))
+        found.append(SelfAttention(name, module, kind, parents, view_of(kind, module, owner)))
     if not found:
         raise _nothing_found(model)
     return found
 
 
 FeaturesOf = Callable[[str, int], FeaturesLike]
-
-
-@dataclass(repr=False)
-class ModelCalibration:
-    """Calibrations of the self-attentions of a model, by their names, for replace_attention; the near field and the
-    sinks that they are for; the numbers of sequences and of tokens of each in the sample, and the seconds that it took.
-    It can be pickled, and prints as a table. `softmax_errors` are the relative errors that they promise for the outputs
-    of each (nprf.Calibration)."""
-
-    calibrations: dict[str, Calibration]
-    near: int
-    sinks: int = 0
-    sequences: int = 0
-    tokens: int = 0
-    seconds: float = field(default=0.0, compare=False)
-
-    @property
-    def softmax_errors(self) -> dict[str, float]:
-        return {name: each.softmax_error for name, each in self.calibrations.items()}
-
-    def __call__(self, name: str, _: int) -> Features:
-        if name not in self.calibrations:
-            raise ValueError(f"features: expected a self-attention of the calibrated model, got {name!r}")
-        return self.calibrations[name].features
-
-    def __repr__(self) -> str:
-        errors = ", ".join(f"{name}: {100 * error:.2g} %" for name, error in self.softmax_errors.items())
-        return f"ModelCalibration(near={self.near}, sinks={self.sinks}, {errors})"
-
-    def __str__(self) -> str:
-        width = max([len("layer"), *map(len, self.calibrations)])
-        lines = [f"{'layer':{width}}  features  error, %  worst head, %"]
-        for name, each in self.calibrations.items():
-            maps = each.features.maps if isinstance(each.features, HeadFeatures) else (each.features,)
-            errors = 100 * each.softmax_error, 100 * max(each.head_errors)
-            lines.append(f"{name:{width}}  {maps[0].output_dim:8}  {errors[0]:8.2g}  {errors[1]:13.2g}")
-        sample = f"{self.sequences} sequences of {self.tokens} tokens"
-        return "\n".join([*lines, f"near = {self.near}, sinks = {self.sinks}; {sample}, {self.seconds:.1f} s"])
-
-    def save(self, path: Union[str, os.PathLike[str]]) -> None:
-        """Writes a file of safetensors, which can lie beside the model's checkpoint."""
-        texts = {name: each.save() for name, each in self.calibrations.items()}
-        of_file = {key: str(getattr(self, key)) for key in ("near", "sinks", "sequences", "tokens", "seconds")}
-        tensors = {name: torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8) for name, text in texts.items()}
-        _safetensors().save_file(tensors, path, {"nprf": "calibration 1", "names": "\n".join(texts), **of_file})
-
-    @classmethod
-    def load(cls, path: Union[str, os.PathLike[str]]) -> ModelCalibration:
-        """What save() wrote, with the same bits. ValueError for other files."""
-        with _safetensors().safe_open(path, "pt") as file:
-            found = file.metadata() or {}
-            if found.get("nprf") != "calibration 1":
-                raise ValueError(f"path: expected a file that ModelCalibration.save() wrote, got {path}")
-            names = found["names"].split("\n")
-            texts = {name: bytes(file.get_tensor(name).numpy()).decode() for name in names}
-        near, sinks, sequences, tokens = (int(found[key]) for key in ("near", "sinks", "sequences", "tokens"))
-        calibrations = {name: Calibration.load(text) for name, text in texts.items()}
-        return cls(calibrations, near, sinks, sequences, tokens, float(found["seconds"]))
-
-
-def _safetensors() -> Any:
-    try:
-        return importlib.import_module("safetensors.torch")
-    except ImportError as error:
-        raise ImportError("path: expected safetensors, which is not installed: pip install safetensors") from error
 
 
 def _is_calibrated(features: Features) -> bool:
@@ -186,14 +113,20 @@ def _warn_of_uncalibrated(all_features: Iterable[Optional[Features]]) -> None:
             return
 
 
-def _near_and_sinks(features: Any, near: Optional[int], sinks: Optional[int]) -> tuple[int, int]:
-    """ValueError unless they are those of the calibration."""
-    if not isinstance(features, ModelCalibration):
-        return 64 if near is None else near, sinks or 0
-    for name, value, calibrated in (("near", near, features.near), ("sinks", sinks, features.sinks)):
-        if value not in (None, calibrated):
-            raise ValueError(f"{name}: expected {calibrated}, for which the features were calibrated, got {value}")
-    return features.near, features.sinks
+def _of_layers(
+    name: str, value: Optional[int], default: int, features: Any, layers: list[SelfAttention]
+) -> dict[str, int]:
+    """`near` or `sinks` of each layer. ValueError unless it is that of the calibration."""
+    if isinstance(features, ModelCalibration):
+        calibrated: dict[str, int] = getattr(features, name)
+        if value is not None and any(value != each for each in calibrated.values()):
+            expected = in_words(calibrated)
+            raise ValueError(f"{name}: expected {expected}, for which the features were calibrated, got {value}")
+        return calibrated
+    value = index_of(default if value is None else value, name)
+    if value < 0:
+        raise ValueError(f"{name}: expected at least 0, got {value}")
+    return {each.name: value for each in layers}
 
 
 def replace_attention(
@@ -214,20 +147,18 @@ def replace_attention(
     until restore_attention(). Cross attention stays as it is. features: what calibrate() returns; or a map,
     or features(name, d) for each module; None: all pairs are exact, and a call with more than `near` tokens raises
     ValueError. near, sinks: as in nprf.Attention; by default those of the calibration, else 64 and 0. max_error:
-    layers for which calibrate() promises a larger error stay exact, by softmax of PyTorch (served.softmax). report: a
-    function that each call of a replaced module calls with its name and its nprf.Report, with softmax_samples as in
-    nprf.attention. A model whose attention has been replaced before gets these features and options.
+    layers for which calibrate() promises a larger error stay exact, by softmax of PyTorch (served.softmax);
+    ModelCalibration.table says which, and what they cost. report: a function that each call of a replaced module calls
+    with its name and its nprf.Report, with softmax_samples as in nprf.attention. A model whose attention has been
+    replaced before gets these features and options.
 
     ValueError, which changes nothing, if nothing was found, and for features that do not fit. UserWarning for maps that
     are not calibrated. rollback: as in nprf.Decoder, whose states take the place of keys and values in a DynamicCache.
     From a mask [batch, n] of padding, a model of transformers (but Phi-4's) then makes n numbers for each sequence, not
     n x n.
     """
-    near, sinks = _near_and_sinks(features, near, sinks)
-    near, sinks = index_of(near, "near"), index_of(sinks, "sinks")
     softmax_samples, rollback = index_of(softmax_samples, "softmax_samples"), index_of(rollback, "rollback")
-    counts = {"near": near, "sinks": sinks, "softmax_samples": softmax_samples, "rollback": rollback}
-    for name, value in counts.items():
+    for name, value in (("softmax_samples", softmax_samples), ("rollback", rollback)):
         if value < 0:
             raise ValueError(f"{name}: expected at least 0, got {value}")
     if report is not None and not callable(report):
@@ -236,7 +167,9 @@ def replace_attention(
         raise ValueError(f"max_error: expected None without what calibrate() returns, got {max_error}")
     if max_error is not None and not max_error >= 0:
         raise ValueError(f"max_error: expected at least 0, got {max_error}")
-    found = _self_attentions(model)
+    found = self_attentions(model)
+    near_of = _of_layers("near", near, 64, features, found)
+    sinks_of = _of_layers("sinks", sinks, 0, features, found)
     made: list[Optional[Features]] = []
     for each in found:
         heads, d = each.view.attention_sizes()
@@ -245,8 +178,8 @@ def replace_attention(
     _warn_of_uncalibrated(made)
     for each, of_layer in zip(found, made):
         of_name = None if report is None else functools.partial(report, each.name)
-        owner = each.view.served.owner
-        served = Served(near, sinks, rollback, owner=owner, report=of_name, softmax_samples=softmax_samples)
+        sizes, owner = (near_of[each.name], sinks_of[each.name], rollback), each.view.served.owner
+        served = Served(*sizes, owner=owner, report=of_name, softmax_samples=softmax_samples)
         if isinstance(features, ModelCalibration) and max_error is not None:
             served.softmax = not features.softmax_errors[each.name] <= max_error
         serve(each.kind, each.module, of_layer, served)
@@ -269,95 +202,3 @@ def restore_attention(model: nn.Module) -> list[str]:
             restore_masks(module.served.stack)
         unserve(module)
     return [name for name, _ in served]
-
-
-def _with_progress(layers: list[_SelfAttention], progress: Optional[bool]) -> Iterable[_SelfAttention]:
-    """The same, with a bar of tqdm; for None, if that is installed."""
-    if progress is False:
-        return layers
-    try:
-        tqdm = importlib.import_module("tqdm.auto").tqdm
-    except ImportError as error:
-        if progress is None:
-            return layers
-        raise ImportError("progress: expected tqdm, which is not installed: pip install 'nprf[progress]'") from error
-    bar: Iterable[_SelfAttention] = tqdm(layers, desc="calibrate", unit="layer")
-    return bar
-
-
-@torch.no_grad()
-def calibrate(
-    model: nn.Module,
-    run: Callable[[], Any],
-    *,
-    near: int = 64,
-    sinks: int = 0,
-    num_features: int = 0,
-    target_error: float = 0.0,
-    seed: int = 0,
-    progress: Optional[bool] = None,
-) -> ModelCalibration:
-    """Feature maps for replace_attention of a model, calibrated for its own queries and keys:
-
-    >>> features = calibrate(model, lambda: model(**samples), near=64, num_features=72)
-    >>> replace_attention(model, features)
-
-    run: calls the model, with softmax, on some typical sequences without padding; each self-attention is calibrated for
-    its first call. num_features, target_error, near, sinks, seed: as in nprf.calibrate. progress: whether a bar of tqdm
-    (pip install 'nprf[progress]') counts the layers and says how long the others will take; None: if it is installed. A
-    layer of 12 heads takes about half a second for 512 tokens, three for 2048, on one thread. ValueError for a model
-    that replace_attention refuses, for one whose attention has been replaced, and for a self-attention that run()
-    does not call.
-    """
-    start = time.perf_counter()
-    inputs: dict[str, Tensor] = {}
-    found = _self_attentions(model)
-    hooks = []
-    for each in found:
-        if isinstance(each.module, ServedAttention):
-            raise ValueError(f"model: expected one whose attention has not been replaced, but {each.name} has been")
-
-        def keep(_: Any, args: Any, named: Any, of: _SelfAttention = each) -> None:
-            if of.name not in inputs:
-                inputs[of.name] = of.view.sequences(*args, **named)
-
-        hooks.append(each.module.register_forward_pre_hook(keep, with_kwargs=True))
-    try:
-        run()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    for each in found:
-        if each.name not in inputs:
-            raise ValueError(f"run: expected a call of {each.name}, got none")
-    calibrations: dict[str, Calibration] = {}
-    for each in _with_progress(found, progress):
-        options = {
-            "num_features": num_features,
-            "near": near,
-            "sinks": sinks,
-            "seed": seed,
-            "target_error": target_error,
-        }
-        try:
-            calibrations[each.name] = _calibration_of(each.view, inputs[each.name], **options)
-        except ValueError as error:
-            raise ValueError(f"{each.name}: {error}") from None
-    sequences, tokens = next(iter(inputs.values())).shape[:2]
-    return ModelCalibration(calibrations, near, sinks, sequences, tokens, time.perf_counter() - start)
-
-
-def _calibration_of(layer: ServedAttention, hidden_states: Tensor, **options: Any) -> Calibration:
-    q, k, v = (each.transpose(1, 2).float().cpu().numpy() for each in layer.scaled_projections(hidden_states))
-    bias, position = layer.bias_and_position()
-    if isinstance(bias, nn.Embedding):
-        bias = bias.weight.T
-    return _attention.calibrate(
-        q,
-        k,
-        v,
-        None if bias is None else position_with(position_name(position), bias.detach().float().cpu()),
-        causal=layer.attends_causally(),
-        normalization=Normalization.none(),
-        **options,
-    )
