@@ -20,7 +20,6 @@ from .._value import index_of
 from ._budget import best_choices, choices_of, cost_of
 from ._masks import padding_of_rows
 from ._model_calibration import ModelCalibration, map_of_a_head
-from ._options import position_name, position_with
 from ._replace import SelfAttention, self_attentions
 from ._served import ServedAttention, view_of
 
@@ -238,13 +237,10 @@ def _calibrations_of(
     """For each near and sinks of the choices. hidden_states [sequences, n, channels]."""
     view = layer.view
     q, k, v = (each.transpose(1, 2).float().cpu().numpy() for each in view.scaled_projections(hidden_states))
-    bias, position = view.bias_and_position()
-    if isinstance(bias, nn.Embedding):
-        bias = bias.weight.T
-    native = None if bias is None else position_with(position_name(position), bias.detach().float().cpu())
+    position = view.numpy_position()
     options.update(causal=view.attends_causally(), normalization=Normalization.none())
     options.update(max_queries=max(1, _most_compared // len(hidden_states)))
     try:
-        return {of: _attention.calibrate(q, k, v, native, near=of[0], sinks=of[1], **options) for of in choices}
+        return {of: _attention.calibrate(q, k, v, position, near=of[0], sinks=of[1], **options) for of in choices}
     except ValueError as error:
         raise ValueError(f"{layer.name}: {error}") from None
