@@ -284,14 +284,14 @@ def test_calibrated_models_are_saved_and_loaded():
     assert again == features and again.softmax_errors == features.softmax_errors
     nprf.torch.replace_attention(model, features)
     state = model.state_dict()
-    extra = {f"layers.{i}.features_constants" for i in (0, 1)}
+    extra = {f"layers.{i}.{name}" for i in (0, 1) for name in ("features_constants", "served_as")}
     assert state.keys() == fresh.state_dict().keys() | extra
     torch.save(state, file)
     file.seek(0)
     saved = torch.load(file, weights_only=True)
     with pytest.raises(RuntimeError, match="Unexpected key.*layers.0.features_constants"):
         fresh.load_state_dict(saved)
-    nprf.torch.replace_attention(fresh, near=8, sinks=1)
+    nprf.torch.replace_attention(fresh, near=50)  # and not what the maps are for
     for layer in fresh.layers:
         torch.nn.init.zeros_(layer.q.weight)
     fresh.load_state_dict(saved)
@@ -300,6 +300,10 @@ def test_calibrated_models_are_saved_and_loaded():
     assert [layer.features for layer in fresh.layers] == [layer.features for layer in model.layers]
     fresh.load_state_dict({name: each for name, each in saved.items() if name not in extra})  # the maps stay
     assert fresh.layers[1].features == model.layers[1].features
+    nprf.torch.replace_attention(model, features, max_error=0)
+    fresh.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        assert all(layer.served.softmax for layer in fresh.layers) and torch.equal(fresh(x), model(x))
     for broken, text in (
         (torch.zeros(5, dtype=torch.uint8), "features_constants: expected the bytes of a feature map"),
         (nprf.torch._maps.bytes_of(nprf.taylor(9)), "features: expected a map of vectors of 8 numbers"),

@@ -78,8 +78,8 @@ def _by_heads(x: Tensor, heads: int) -> Tensor:
 
 class ServedAttention(ModuleWithFeatures):
     """A module of self-attention that replace_attention() has replaced: it has its own parts and parameters, and the
-    feature map as a buffer (features_seed or features_constants, as in Attention), which stays if a state dict has
-    none. It does not apply dropout to attention weights.
+    feature map as a buffer, which stays if a state dict has none: features_seed, or features_constants, as in Attention,
+    with served_as, int64 [3], near, sinks and softmax of Served. It does not apply dropout to attention weights.
 
     A class for another kind of modules derives from this one and says what they compute. Its `self` is the module:
 
@@ -302,12 +302,22 @@ class ServedAttention(ModuleWithFeatures):
     def hold_features(self, features: Features, device: Any = None) -> None:
         super().hold_features(features, device)
         self.served.exact = False
+        self._buffers.pop("served_as", None)
+        if self._features_buffer == "features_constants":  # they are for this near field and these sinks
+            served = self.served
+            numbers = torch.tensor([served.near, served.sinks, served.softmax], dtype=torch.int64, device=device)
+            self.register_buffer("served_as", numbers)
 
     def _prepare_to_load(self, state_dict: Any, prefix: str) -> None:
-        """The model's own checkpoint has no seed."""
+        """The model's own checkpoint has neither seed nor constants."""
         if self._features_buffer == "features_seed":
             state_dict.setdefault(prefix + "features_seed", self.features_seed)
         super()._prepare_to_load(state_dict, prefix)
+        if "served_as" in self._buffers:
+            numbers = state_dict.setdefault(prefix + "served_as", self.served_as)
+            if not numbers.is_meta:
+                self.served.near, self.served.sinks, softmax = numbers.tolist()
+                self.served.softmax = bool(softmax)
 
     def __reduce__(self) -> Any:
         return _blank, (type(self).kind, type(self).replaced), self.__dict__  # type: ignore[attr-defined]
@@ -368,7 +378,7 @@ def serve(kind: type[ServedAttention], module: Any, features: Optional[Features]
 def unserve(module: Any) -> None:
     """The module has its own class again."""
     module.restore_owner(module.served.owner)
-    for name in ("features_seed", "features_constants"):
+    for name in ("features_seed", "features_constants", "served_as"):
         module._buffers.pop(name, None)
     for name in _of_served:
         module.__dict__.pop(name, None)
