@@ -533,30 +533,55 @@ def test_caches_with_states():
     same(cached(other, 20, 23, tokens[index], kept[index]), expected[index, 20:23])
     other.batch_select_indices(torch.tensor([False, True, False, True, False, False]))
     same(cached(other, 23, 25, tokens[[2, 0]], kept[[2, 0]]), expected[[2, 0], 23:25])
-    other.reset()
-    assert other.get_seq_length() == 0
-    same(cached(other, 0, 5, tokens[:1], kept[:1]), expected[:1, :5])
-
     # what is refused changes nothing
     later = kept.clone()
     later[0, 22] = 0
     for mask, message in (
         (later, "mask: expected padding before or after the tokens of a sequence"),
-        (torch.ones_like(kept), "mask: expected the padding .0, 7, 2. before"),
+        (torch.ones_like(kept), "mask: expected .0, 7, 2. tokens of padding, as the cache has, got .0, 0, 0."),
     ):
         with pytest.raises(ValueError, match=message):
             cached(cache, 20, 25, kept=mask)
-    with pytest.raises(ValueError, match="tokens_to_remove: expected -20 to 0, got -21"):
-        cache.crop(-21)
-    with pytest.raises(ValueError, match="tokens: expected at most 7"):
-        other = copy.deepcopy(cache)
-        other.crop(-15)
+    with pytest.raises(ValueError, match="cache: expected one of 1 sequences, as the inputs, got one of 3"):
+        cached(cache, 20, 25, tokens[:1], kept[:1])
+    with pytest.raises(ValueError, match="tokens_to_remove: expected at most 0, got 1"):
+        cache.crop(1)
+    with pytest.raises(
+        ValueError, match="tokens_to_remove: expected at least -7 .rollback of replace_attention., got -19"
+    ):
+        cache.crop(-19)  # which the sequence with padding could
+    with pytest.raises(ValueError, match="cache: expected one with keys and values, which gradients"):
+        model(tokens[:, 20:25], attention_mask=kept[:, :25], cache=cache)
+    features = model.transformer.h[0].self_attention.features
+    nprf.torch.replace_attention(model, features, near=5, sinks=1, rollback=7)
+    with pytest.raises(
+        ValueError, match="cache: expected one of the map, the biases and the options that the layer has"
+    ):
+        cached(cache, 20, 25)
+    nprf.torch.replace_attention(model, features, near=4, sinks=1, rollback=7)
     same(cached(cache, 20, 25), expected[:, 20:25])
-    cache.layers[1].decoder.rollback(0, 1)  # as an interrupted call may do
     with pytest.raises(ValueError, match="cache: expected one whose calls have ended"):
-        cached(cache, 25, 26)
-    with pytest.raises(ValueError, match="cache: expected one with keys and values"):
+        other = copy.deepcopy(cache)
+        other.layers[1].decoder.rollback(0, 1)  # as an interrupted call may do
+        cached(other, 25, 26)
+    with pytest.raises(ValueError, match="cache: expected one whose calls have ended"):
+        other = copy.deepcopy(cache)
+        other.layers[1].crop(-2)
+        cached(other, 25, 26)
+
+    # a cache that was emptied is as a new one
+    for empty in (lambda: cache.reset(), lambda: cache.crop(-50)):
+        nprf.torch.replace_attention(model, features, near=5, sinks=1)
+        empty()
+        same(cached(cache, 0, 5, tokens[:1], kept[:1]), rows(tokens[:1, :5], kept[:1, :5]))
+        empty()
         nprf.torch.restore_attention(model)
+        same(cached(cache, 0, 5, tokens[:1], kept[:1]), rows(tokens[:1, :5], kept[:1, :5]))
+        assert not any(type(each) is _cache.DecodedTokens for each in cache.layers)
+        empty()
+    with pytest.raises(
+        ValueError, match="cache: expected one with keys and values, got one of a layer whose attention"
+    ):
         cached(again, 25, 26)
 
 
@@ -570,6 +595,7 @@ def test_caches_with_keys_and_values():
     kept[1, 6:] = 0
     with torch.no_grad():
         found = model(tokens, attention_mask=kept, use_cache=True)
+        assert "nprf" not in model.config._attn_implementation and type(model.config)().vocab_size != VOCABULARY
         assert not any(type(each) is _cache.DecodedTokens for each in found.cache.layers)
         torch.testing.assert_close(found.logits[kept > 0], model(tokens, attention_mask=kept).logits[kept > 0])
     found = model(tokens, labels=tokens, use_cache=True)

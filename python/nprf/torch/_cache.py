@@ -4,6 +4,7 @@ transformers."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Optional
@@ -22,17 +23,15 @@ _utils: Any = importlib.import_module("transformers.cache_utils")
 
 
 class DecodedTokens(_utils.CacheLayerMixin):  # type: ignore[misc]
-    """The tokens of one layer, each sequence's after its padding. make: a Decoder for a batch of sequences."""
+    """The tokens of one layer, each sequence's after its padding; without any, it becomes a DynamicLayer. make: a Decoder
+    for a batch of sequences."""
 
     is_croppable = True
     supports_early_init = False
 
-    def __init__(self, make: Callable[..., Decoder]) -> None:
+    def __init__(self, make: functools.partial[Decoder]) -> None:
         super().__init__()
         self.make = make
-        self.reset()
-
-    def reset(self) -> None:
         self.decoder: Any = None
         self.columns = 0  # the tokens of each sequence, and its padding
         self.padding = np.zeros(0, np.int64)
@@ -41,21 +40,23 @@ class DecodedTokens(_utils.CacheLayerMixin):  # type: ignore[misc]
         self, q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor], report: bool, softmax_samples: int
     ) -> tuple[Tensor, Optional[Report]]:
         """Appends tokens, and returns their rows; all arrays are [batch, tokens, heads, channels]. padding: [batch,
-        columns + tokens], True for padding. ValueError, which changes nothing, if that is not the padding of earlier
-        calls, and if there is some after tokens."""
+        columns + tokens], True for padding, which is before tokens; None if there is none. ValueError, which changes
+        nothing, if that is not the padding of earlier calls."""
         batch, n = q.shape[:2]
         before = self.padding if self.columns else np.zeros(batch, np.int64)
-        after = before
+        if len(before) != batch:
+            raise ValueError(f"cache: expected one of {batch} sequences, as the inputs, got one of {len(before)}")
+        after = np.zeros(batch, np.int64)
         if padding is not None:
             after = left_padding((~padding).cpu().numpy(), batch, self.columns + n)
-        if before.shape != (batch,) or (np.minimum(after, self.columns) != before).any():
+        if (np.minimum(after, self.columns) != before).any():
             raise ValueError(
-                f"mask: expected the padding {before.tolist()} before the tokens of the cache, got {after.tolist()}"
+                f"mask: expected {before.tolist()} tokens of padding, as the cache has, got {after.tolist()}"
             )
         if self.decoder is None:
             self.decoder = self.make(batch=batch)
         elif self.decoder.tokens != (self.columns - before).tolist():
-            raise ValueError("cache: expected one whose calls have ended, got one in which a call was interrupted")
+            raise _interrupted()
         options: dict[str, Any] = {"layout": "tokens_first", "threads": torch.get_num_threads()}
         if (after > before).any():
             options["key_mask"] = np.arange(self.columns, self.columns + n) >= after[:, None]
@@ -65,6 +66,11 @@ class DecodedTokens(_utils.CacheLayerMixin):  # type: ignore[misc]
         self.columns, self.padding = self.columns + n, after
         y, described = found if report else (found, None)
         return torch.from_numpy(y).to(q.dtype), described
+
+    def reset(self) -> None:
+        self.__dict__.clear()
+        self.__class__ = _utils.DynamicLayer
+        self.__init__()  # type: ignore[misc]
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         if self.columns:
@@ -78,12 +84,23 @@ class DecodedTokens(_utils.CacheLayerMixin):  # type: ignore[misc]
         self.reorder_cache(torch.arange(self.padding.size)[indices.cpu()])
 
     def crop(self, tokens_to_remove: int) -> None:
-        if not -self.columns <= tokens_to_remove <= 0:
-            raise ValueError(f"tokens_to_remove: expected {-self.columns} to 0, got {tokens_to_remove}")
+        if tokens_to_remove > 0:
+            raise ValueError(f"tokens_to_remove: expected at most 0, got {tokens_to_remove}")
         left = self.columns + tokens_to_remove
-        tokens = self.columns - self.padding
-        for sequence, each in enumerate(np.minimum(tokens, -tokens_to_remove)):
-            self.decoder.rollback(sequence, int(each))
+        if left <= 0:
+            return self.reset()
+        # sequences of equal padding can all be rolled back, or none of them
+        saved = self.decoder.save() if len(set(self.padding.tolist())) > 1 else None
+        try:
+            for sequence, each in enumerate(np.minimum(self.columns - self.padding, -tokens_to_remove)):
+                self.decoder.rollback(sequence, int(each))
+        except ValueError:
+            if saved is not None:
+                self.decoder.load(saved)
+            raise ValueError(
+                f"tokens_to_remove: expected at least -{self.decoder.rollback_tokens} (rollback of replace_attention), "
+                f"got {tokens_to_remove}"
+            ) from None
         self.columns, self.padding = left, np.minimum(self.padding, left)
 
     def get_seq_length(self) -> int:
@@ -111,17 +128,43 @@ class DecodedTokens(_utils.CacheLayerMixin):  # type: ignore[misc]
         )
 
 
-def tokens_in(cache: Any, layer: int, make: Callable[[], Optional[Callable[..., Decoder]]]) -> Optional[DecodedTokens]:
-    """The tokens of a layer of a cache; None if it has keys and values, or must have them. make() is asked for a new
-    DynamicCache alone: what makes decoders, or None for keys and values."""
+def _interrupted() -> ValueError:
+    return ValueError("cache: expected one whose calls have ended, got one in which a call was interrupted")
+
+
+def tokens_in(
+    cache: Any, layer: int, n: int, make: Callable[[], Optional[functools.partial[Decoder]]]
+) -> Optional[DecodedTokens]:
+    """The tokens of a layer of a cache, to which n are to be added; None if it has keys and values, or must have them.
+    make(): what makes the layer's decoders, or None for keys and values. ValueError if the cache has the state of a
+    decoder that is not the layer's, and after an interrupted call."""
     layers = getattr(cache, "layers", None)
     if layers is None or cache.offloading:
         return None
     while len(layers) <= layer and cache.layer_class_to_replicate is _utils.DynamicLayer:
         layers.append(_utils.DynamicLayer())
     found: Any = layers[layer] if layer < len(layers) else None
-    if type(found) is _utils.DynamicLayer and found.get_seq_length() == 0:
-        decoder = make()
-        if decoder is not None:
-            found = layers[layer] = DecodedTokens(decoder)
-    return found if isinstance(found, DecodedTokens) else None
+    if isinstance(found, DecodedTokens) and found.columns == 0:
+        found.reset()
+    if isinstance(found, DecodedTokens):
+        of_layer = make()
+        if of_layer is None:
+            raise ValueError(
+                "cache: expected one with keys and values, which gradients, graphs, softmax and padding after tokens need, got "
+                "the state of a decoder; begin with a new cache"
+            )
+        if (of_layer.args, of_layer.keywords) != (found.make.args, found.make.keywords):
+            raise ValueError(
+                "cache: expected one of the map, the biases and the options that the layer has now, got one of others; "
+                "begin with a new cache"
+            )
+    elif type(found) is _utils.DynamicLayer and found.get_seq_length() == 0:
+        of_layer = make()
+        if of_layer is not None:
+            found = layers[layer] = DecodedTokens(of_layer)
+    if not isinstance(found, DecodedTokens):
+        return None
+    for i, each in enumerate(layers):  # those before it have the new tokens
+        if isinstance(each, DecodedTokens) and each.columns != found.columns + (n if i < layer else 0):
+            raise _interrupted()
+    return found

@@ -207,7 +207,7 @@ class ServedAttention(ModuleWithFeatures):
         if cache is not None:
             from ._cache import tokens_in
 
-            tokens = tokens_in(cache, self.layer_idx, lambda: self._maker_of_decoders(q, k, v, padding))
+            tokens = tokens_in(cache, self.layer_idx, n, lambda: self._maker_of_decoders(q, k, v, padding))
             if tokens is not None:
                 decoded, report = tokens.rows(q, k, v, padding, served.report is not None, served.softmax_samples)
                 if served.report is not None and report is not None:
@@ -260,7 +260,7 @@ class ServedAttention(ModuleWithFeatures):
 
     def _maker_of_decoders(
         self, q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor]
-    ) -> Optional[Callable[..., Decoder]]:
+    ) -> Optional[functools.partial[Decoder]]:
         """None if their rows need keys and values: exact softmax does, and gradients, graphs, GPUs, and padding that is
         not before all tokens."""
         served = self.served

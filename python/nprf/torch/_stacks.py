@@ -28,21 +28,6 @@ class _LastQueryConfig:
     def _attn_implementation(self) -> str:
         return _name
 
-    @_attn_implementation.setter
-    def _attn_implementation(self, value: Any) -> None:
-        self.original._attn_implementation = value
-
-    @property
-    def output_attentions(self) -> Any:
-        return self.original.output_attentions
-
-    @output_attentions.setter
-    def output_attentions(self, value: Any) -> None:
-        self.original.output_attentions = value
-
-    def __reduce__(self) -> Any:
-        return _config_of_last_query, (self.original, self.causal)
-
 
 def _config_of_last_query(original: Any, causal: bool) -> Any:
     masking = importlib.import_module("transformers.masking_utils")
@@ -89,18 +74,47 @@ def _other_attention(stack: nn.Module, served: type[nn.Module]) -> bool:
     return False
 
 
+class _DuringCalls:
+    """Hooks of a stack, which has a config for masks of the last query during its calls."""
+
+    def __init__(self, original: Any, causal: bool) -> None:
+        self.original, self.causal = original, causal
+        self.config = _config_of_last_query(original, causal)
+
+    def begin(self, stack: Any, _: Any) -> None:
+        if stack.config is self.original:
+            stack.config = self.config
+
+    def end(self, stack: Any, *_: Any) -> None:
+        if stack.config is self.config:
+            stack.config = self.original
+
+    def __reduce__(self) -> Any:
+        return _DuringCalls, (self.original, self.causal)
+
+
 def keep_masks_short(parents: Sequence[nn.Module], causal: bool, served: type[nn.Module]) -> Any:
     """A layer with these parents, the nearest one first, gets masks [batch, 1, 1, n_k] from its stack, if that makes
-    masks by transformers' masking_utils and all of its self-attention is of the class `served`. Returns the stack, or None."""
+    masks by transformers' masking_utils and all of its self-attention is of the class `served`. Returns the stack, or
+    None."""
     stack: Any = _stack_of(parents, causal)
     if stack is None or _other_attention(stack, served):
         return None
-    if not isinstance(stack.config, _LastQueryConfig):
-        stack.config = _config_of_last_query(stack.config, causal)
+    if not _hooks_of(stack._forward_pre_hooks):
+        during = _DuringCalls(stack.config, causal)
+        stack.register_forward_pre_hook(during.begin)
+        stack.register_forward_hook(during.end, always_call=True)
     return stack
+
+
+def _hooks_of(hooks: Any) -> list[int]:
+    return [key for key, hook in hooks.items() if isinstance(getattr(hook, "__self__", None), _DuringCalls)]
 
 
 def restore_masks(stack: Any) -> None:
     """Undoes keep_masks_short()."""
-    if isinstance(stack.config, _LastQueryConfig):
-        stack.config = stack.config.original
+    for key in _hooks_of(stack._forward_pre_hooks):
+        del stack._forward_pre_hooks[key]
+    for key in _hooks_of(stack._forward_hooks):
+        del stack._forward_hooks[key]
+        stack._forward_hooks_always_called.pop(key, None)
