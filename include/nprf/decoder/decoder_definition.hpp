@@ -50,7 +50,7 @@ class Decoder<T>::Implementation {
   void reorder(std::span<const Index> from) {
     require(!from.empty(), "from: expected at least 1 sequence, got 0");
     for (const Index sequence : from) check_sequence(sequence, "from");
-    m_accepted.reset();  // its arrays are of the batch
+    if (static_cast<Index>(from.size()) != batch()) m_accepted.reset();  // its arrays are of the batch
     m_states.reorder(from);
     m_options.batch = m_states.batch();
   }

@@ -150,8 +150,8 @@ class SequenceStates {
   /// there are as many sequences as before, and those that are not selected may have no tokens.
   void reorder(std::span<const Index> from) {
     const auto had = static_cast<std::size_t>(batch()), places = std::max(had, from.size());
-    std::vector<HeadState<T>> selected;
-    selected.reserve(from.size() * static_cast<std::size_t>(count()));
+    std::vector<HeadState<T>> selected;  // of another number of sequences
+    if (from.size() != had) selected.reserve(from.size() * static_cast<std::size_t>(count()));
     add_empty_states(m_states, m_models, m_shape, static_cast<Index>(places));
     std::vector<Index> place(from.size(), -1);
     std::vector<bool> used(places, false);
