@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .._decoder import Decoder, left_padding
-from ._decoder import _numpy
+from ._decoder import numpy_of
 
 if TYPE_CHECKING:
     from .._core import Report
@@ -62,7 +62,7 @@ class DecodedTokens(_utils.CacheLayerMixin):  # type: ignore[misc]
             options["key_mask"] = np.arange(self.columns, self.columns + n) >= after[:, None]
         if report and self.columns == 0:
             options["softmax_samples"] = softmax_samples
-        found = self.decoder.prefill(_numpy(q), _numpy(k), _numpy(v), report=report, **options)
+        found = self.decoder.prefill(numpy_of(q), numpy_of(k), numpy_of(v), report=report, **options)
         self.columns, self.padding = self.columns + n, after
         y, described = found if report else (found, None)
         return torch.from_numpy(y).to(q.dtype), described
@@ -150,8 +150,8 @@ def tokens_in(
         of_layer = make()
         if of_layer is None:
             raise ValueError(
-                "cache: expected one with keys and values, which gradients, graphs, softmax and padding after tokens need, got "
-                "the state of a decoder; begin with a new cache"
+                "cache: expected one with keys and values, which gradients, graphs, softmax and padding after tokens "
+                "need, got the state of a decoder; begin with a new cache"
             )
         if (of_layer.args, of_layer.keywords) != (found.make.args, found.make.keywords):
             raise ValueError(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ._module import Attention
 
 
-def _numpy(x: Tensor) -> Any:
+def numpy_of(x: Tensor) -> Any:
     """In float32 if NumPy may not have its type."""
     on_host = x.detach().cpu()
     return (on_host if on_host.dtype == torch.float64 else on_host.float()).numpy()
@@ -31,7 +31,7 @@ def _position_of(layer: Attention) -> Optional[Position]:
     if not layer._has_position():
         return None
     parameters = layer.position_slopes if layer.position_bias is None else layer.position_bias
-    return position_with(layer._position, _numpy(parameters))
+    return position_with(layer._position, numpy_of(parameters))
 
 
 def _rolled(x: Tensor, shifts: Tensor) -> Tensor:

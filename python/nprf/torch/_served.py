@@ -15,6 +15,7 @@ from .._decoder import Decoder
 from .._normalization import Normalization
 from ..features import Features, taylor
 from ..positions import Position
+from ._decoder import numpy_of
 from ._functional import Biases, attention
 from ._masks import padding_of_rows
 from ._module import checked_map
@@ -183,7 +184,7 @@ class ServedAttention(ModuleWithFeatures):
         """The rows [batch, n, heads x d] of hidden_states [batch, n, channels]. mask: [batch or 1, n_k], or with heads
         and queries [batch or 1, heads or 1, n or 1, n_k], bool, where True keeps a key, or additive: 0, or at most
         -1000 for padding. contiguous: there must be no padding between tokens. cache: one of transformers, which has
-        the keys and values of the tokens before hidden_states, and gets theirs. longest: the tokens of the longest one
+        the keys and values of the tokens before hidden_states, or the state of a decoder, and gets theirs. longest: the tokens of the longest one
         of packed sequences. options: of nprf.torch.attention. ValueError for a mask by which queries attend to other
         keys than padding and causality give."""
         served, n = self.served, hidden_states.shape[1]
@@ -209,10 +210,7 @@ class ServedAttention(ModuleWithFeatures):
 
             tokens = tokens_in(cache, self.layer_idx, n, lambda: self._maker_of_decoders(q, k, v, padding))
             if tokens is not None:
-                decoded, report = tokens.rows(q, k, v, padding, served.report is not None, served.softmax_samples)
-                if served.report is not None and report is not None:
-                    served.report(report)
-                return decoded.flatten(2)
+                return self._reported(tokens.rows(q, k, v, padding, served.report is not None, served.softmax_samples))
             k, v = (each.transpose(1, 2) for each in cache.update(k.transpose(1, 2), v.transpose(1, 2), self.layer_idx))
         if served.softmax:
             cumulative = options.get("cumulative_lengths")
@@ -246,9 +244,13 @@ class ServedAttention(ModuleWithFeatures):
             softmax_samples=served.softmax_samples if served.report is not None else 0,
             **options,
         )
-        rows, report = found if isinstance(found, tuple) else (found, None)
-        if served.report is not None and report is not None:
-            served.report(report)
+        return self._reported(found if isinstance(found, tuple) else (found, None))
+
+    def _reported(self, found: tuple[Tensor, Optional[Report]]) -> Tensor:
+        """The rows of (rows [batch, n, heads, d], report), with heads joined."""
+        rows, report = found
+        if self.served.report is not None and report is not None:
+            self.served.report(report)
         return rows.flatten(2)
 
     def numpy_position(self) -> Optional[Position]:
@@ -256,7 +258,7 @@ class ServedAttention(ModuleWithFeatures):
         bias, position = self.bias_and_position()
         if isinstance(bias, nn.Embedding):
             bias = bias.weight.T
-        return None if bias is None else position_with(position_name(position), bias.detach().float().cpu())
+        return None if bias is None else position_with(position_name(position), numpy_of(bias))
 
     def _maker_of_decoders(
         self, q: Tensor, k: Tensor, v: Tensor, padding: Optional[Tensor]
