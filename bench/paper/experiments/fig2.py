@@ -38,18 +38,16 @@ def layer_inputs(model, rows):
 
 
 @torch.no_grad()
-def calibrated(model, rows, near):
-    """A map for each layer and head, for a near field, from queries, keys and values of the sequences `rows`."""
-    maps = []
-    for layer, x in enumerate(layer_inputs(model, rows)):
-        attention = model.blocks[layer].attention
+def calibrations_of(model, rows, near, sinks=0):
+    """Of each layer, for a near field and sinks, from queries, keys and values of the sequences `rows`."""
+    found = []
+    for block, x in zip(model.blocks, layer_inputs(model, rows)):
+        attention = block.attention
         q, k, v = (each.transpose(1, 2).cpu().numpy() for each in attention.project(x, x))  # [batch, heads, n, d]
         position = None if attention.bias is None else attention.bias.position()
-        calibration = nprf.calibrate(
-            q, k, v, position, num_features=CALIBRATED, near=near, causal=True, normalization=attention.normalization
-        )
-        maps.append(calibration.features)
-    return maps
+        options = {"near": near, "sinks": sinks, "causal": attention.causal, "normalization": attention.normalization}
+        found.append(nprf.calibrate(q, k, v, position, num_features=CALIBRATED, **options))
+    return found
 
 
 def converted_loss(model, maps, near, rows, batch):
@@ -79,7 +77,7 @@ def measure(run, progress):
     model, made, rows = texts.trained(run, lambda done, of: progress(done, 2 * of))
     softmax = texts.held_out_loss(model, rows, s["batch"])
     sample = data.spread(data.text(s["source"]).train, s["tokens"], 8).to(device())
-    maps = calibrated(model, sample, s["near"])
+    maps = [each.features for each in calibrations_of(model, sample, s["near"])]
     losses = {"softmax": softmax, "calibrated": converted_loss(model, maps, s["near"], rows, s["batch"])}
     recomputed = recomputed_share(model, rows[:, :-1].to(device()))
     d = model.blocks[0].attention.d
