@@ -174,17 +174,24 @@ def test_what_exact_layers_cost():
     model, run = model_of("Bloom")
     x, kept = torch.randn(2, 60, CHANNELS), torch.ones(2, 60, dtype=torch.bool)
     features = nprf.torch.calibrate(model, lambda: run(model, x, kept), near=4, sinks=1, num_features=9)
-    (one, least), (other, _) = sorted(features.softmax_errors.items(), key=lambda each: each[1])
-    assert features.costs[one] == 4 + 1 + math.ceil((2 * 64 + 2 * 9 * 9 + 9 + 9) / 17)  # of one tail, and the lag 0
-    lines = features.table(max_error=least, tokens=1000).splitlines()
-    percent = 100 * (features.costs[one] / 1000 + 1) / 2
-    assert lines[-1] == (
-        f"1 of 2 layers stay exact; at 1000 tokens all have {percent:.0f} % of the multiply-adds of softmax, 50 % in "
-        "exact layers"
+    (one, of_one), (other, of_other) = ((name, each.head_errors) for name, each in features.calibrations.items())
+    cost = features.costs[one]
+    assert cost == 4 + 1 + math.ceil((2 * 64 + 2 * 9 * 9 + 9 + 9) / 17)  # of one tail, and the lag 0
+    for most in (sorted(of_one)[3], min(of_other), 0.0):
+        stay = [sum(error > most for error in errors) for errors in (of_one, of_other)]
+        lines = features.table(max_error=most, tokens=1000).splitlines()
+        exact = sum(stay) / 12
+        assert lines[-1] == (
+            f"{sum(stay)} of 12 heads stay exact, {stay.count(6)} of 2 layers as a whole; at 1000 tokens all have "
+            f"{100 * (exact + (1 - exact) * cost / 1000):.0f} % of the multiply-adds of softmax, {100 * exact:.0f} % in "
+            "exact heads"
+        )
+        for name, count, line in zip((one, other), stay, lines[1:]):
+            assert line.startswith(name) and line.endswith(f"  {count} of 6 heads stay exact") == (count > 0)
+            assert len(features.exact_heads(name, most)) == count
+    assert f"0 of 12 heads stay exact, 0 of 2 layers as a whole; at 60 tokens all have {100 * cost / 60:.0f} %" in str(
+        features
     )
-    assert [each.split()[0] for each in lines if each.endswith("  stays exact")] == [other]
-    of_sample = f"0 of 2 layers stay exact; at 60 tokens all have {100 * features.costs[one] / 60:.0f} % of "
-    assert of_sample in str(features)
     with pytest.raises(ValueError, match="tokens: expected at least 1, got 0"):
         features.table(tokens=0)
 

@@ -300,16 +300,34 @@ def test_calibrated_models_are_saved_and_loaded():
     assert [layer.features for layer in fresh.layers] == [layer.features for layer in model.layers]
     fresh.load_state_dict({name: each for name, each in saved.items() if name not in extra})  # the maps stay
     assert fresh.layers[1].features == model.layers[1].features
-    nprf.torch.replace_attention(model, features, max_error=0)
-    fresh.load_state_dict(model.state_dict())
-    with torch.no_grad():
-        assert all(layer.served.softmax for layer in fresh.layers) and torch.equal(fresh(x), model(x))
+    # heads that stay exact: none, some and all, beside those of other files
+    largest = sorted(error for each in features.calibrations.values() for error in each.head_errors)
+    for most in (0.0, largest[2], largest[3], 9.0, largest[4]):
+        nprf.torch.replace_attention(model, features, max_error=most)
+        fresh.load_state_dict(model.state_dict())
+        exact = [features.exact_heads(f"layers.{i}", most) for i in (0, 1)]
+        with torch.no_grad():
+            assert [layer.served.softmax for layer in fresh.layers] == exact and torch.equal(fresh(x), model(x))
+        assert [layer.served_as.tolist() for layer in fresh.layers] == [
+            [8, 1, *(int(h in of_layer) for h in range(3))] for of_layer in exact
+        ]
+    for softmax in (0, 1):  # as files of older versions have it, with all maps
+        older = {name: each[:2].tolist() + [softmax] for name, each in saved.items() if name.endswith("served_as")}
+        fresh.load_state_dict({**saved, **{name: torch.tensor(each) for name, each in older.items()}})
+        nprf.torch.replace_attention(model, features, max_error=0.0 if softmax else None)
+        with torch.no_grad():
+            assert torch.equal(fresh(x), model(x))
     for broken, text in (
         (torch.zeros(5, dtype=torch.uint8), "features_constants: expected the bytes of a feature map"),
         (nprf.torch._maps.bytes_of(nprf.taylor(9)), "features: expected a map of vectors of 8 numbers"),
     ):
+        second = fresh.layers[1]
+        before, as_before = second.served, second.served_as.tolist()
         with pytest.raises(RuntimeError, match=text):
             fresh.load_state_dict({**saved, "layers.1.features_constants": broken})
+        assert (
+            second.served == before and second.served_as.tolist() == as_before != saved["layers.1.served_as"].tolist()
+        )
 
 
 def encoder_without_bias():

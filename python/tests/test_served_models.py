@@ -173,17 +173,19 @@ def test_models_with_calibrated_maps(kind):
         assert 0.5 * promised < found[name].softmax_error < 2 * promised < 0.6
     with pytest.raises(ValueError, match="attention has not been replaced, but .* has been"):
         nprf.torch.calibrate(model, lambda: None)
-    # the layer with the larger error stays exact
-    (one, of_one), (other, of_other) = sorted(features.softmax_errors.items(), key=lambda each: each[1])
-    between = (of_one + of_other) / 2
+    # heads with the larger errors stay exact
+    between = sorted(features.calibrations[next(iter(found))].head_errors)[2]
     with torch.no_grad():
         found.clear()
         served = nprf.torch.replace_attention(model, features, max_error=between, report=found.__setitem__)
         run(model, x, kept)
-        assert not served[one].served.softmax and served[other].served.softmax and list(found) == [one]
-        assert "features=HeadFeatures" in repr(served[one]) and "softmax" in repr(served[other])
+        for name, each in features.calibrations.items():
+            exact = [h for h, error in enumerate(each.head_errors) if error > between]
+            assert served[name].served.softmax == tuple(exact) and (name in found) == (len(exact) < HEADS)
+            assert f"softmax={tuple(exact)}" in repr(served[name]) or len(exact) in (0, HEADS)
         # all layers: with padding, too, that of the model
         served = nprf.torch.replace_attention(model, features, max_error=0.0)
+        assert all("softmax, causal" in repr(each) for each in served.values())
         kept[1, 100:] = False
         rows = run(model, x, kept)[kept]
         nprf.torch.restore_attention(model)
@@ -197,16 +199,88 @@ def test_models_with_calibrated_maps(kind):
         torch.testing.assert_close(exact, run(model, x, kept), rtol=1e-4, atol=1e-4)
 
 
+def mixed(model, features):
+    """Replaces the attention of a model so that half of the heads of its first layer stay exact."""
+    name, of_first = next(iter(features.calibrations.items()))
+    errors = sorted(of_first.head_errors)
+    first = nprf.torch.replace_attention(model, features, max_error=(errors[2] + errors[3]) / 2)[name]
+    assert len(first.served.softmax) == 3 and len(first.features.maps) == 3
+    return first
+
+
+@pytest.mark.parametrize("kind", kinds)
+def test_heads_that_stay_exact(kind, monkeypatch):
+    """Their rows and gradients are those of softmax, and those of the others as if nprf computed all heads."""
+    model, run = model_of(kind)
+    x, kept, found = torch.randn(4, 60, CHANNELS), torch.ones(4, 60, dtype=torch.bool), []
+    with torch.no_grad():
+        features = nprf.torch.calibrate(model, lambda: run(model, x, kept), near=8, num_features=20)
+    attend = nprf.torch.ServedAttention.attend
+
+    def kept_rows(*args, **options):
+        found.append(attend(*args, **options))
+        return found[-1]
+
+    monkeypatch.setattr(nprf.torch.ServedAttention, "attend", kept_rows)
+    kept[1, 40:] = False
+    parameters = [each for each in model.parameters() if each.requires_grad]
+
+    def rows_and_gradients(*heads):
+        """Of the first layer, [.., heads, d], and of some heads."""
+        found.clear()
+        run(model, x, kept)
+        rows = found[0].unflatten(-1, (HEADS, -1))
+        weights = torch.linspace(-1, 1, rows.numel()).view(rows.shape)
+        loss = (rows * weights)[..., heads, :].sum()
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        return rows.detach(), [torch.zeros(()) if each is None else each for each in gradients]
+
+    exact = mixed(model, features).served.softmax
+    others = tuple(h for h in range(HEADS) if h not in exact)
+    rows, gradients = rows_and_gradients(*range(HEADS))
+    nprf.torch.replace_attention(model, features, max_error=0)
+    of_softmax, one = rows_and_gradients(*exact)
+    nprf.torch.replace_attention(model, features)
+    of_nprf, other = rows_and_gradients(*others)
+    for heads, alone in ((exact, of_softmax), (others, of_nprf)):
+        torch.testing.assert_close(rows[..., heads, :], alone[..., heads, :], rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(of_nprf, of_softmax, rtol=1e-3, atol=1e-3)
+    for each, *parts in zip(gradients, one, other):
+        torch.testing.assert_close(each, sum(parts), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("stays", [mixed, lambda *of: nprf.torch.replace_attention(*of, max_error=0.0)])
 @pytest.mark.parametrize("kind", ["MPNet", "BertDecoder"])
-def test_layers_that_stay_softmax_in_a_graph(kind):
+def test_heads_that_stay_softmax_in_a_graph(kind, stays):
     model, run = model_of(kind)
     x, kept = torch.randn(2, 60, CHANNELS), torch.ones(2, 60, dtype=torch.bool)
     with torch.no_grad():
-        features = nprf.torch.calibrate(model, lambda: run(model, x, kept), near=8, num_features=20)
-        nprf.torch.replace_attention(model, features, max_error=0.0)
+        stays(model, nprf.torch.calibrate(model, lambda: run(model, x, kept), near=8, num_features=20))
         kept[1, 40:] = False
         in_graph = torch.compile(lambda x, kept: run(model, x, kept), fullgraph=True, backend="eager")
         torch.testing.assert_close(in_graph(x, kept), run(model, x, kept))
+
+
+@pytest.mark.parametrize("kind", ["Bloom", "Mpt", "BertDecoder"])
+def test_heads_that_stay_exact_beside_a_cache(kind, monkeypatch):
+    """For tokens after the first call all heads of the layer are exact."""
+    model, tokens, rows = language_model_of(kind), torch.randint(1, VOCABULARY, (2, 60)), []
+    attend = nprf.torch.ServedAttention.attend
+    with torch.no_grad():
+        features = nprf.torch.calibrate(model, lambda: model(tokens), near=4, num_features=9)
+        first = mixed(model, features)
+        with monkeypatch.context() as of_first:
+            of_first.setattr(type(first), "attend", lambda *x, **y: rows.append(attend(*x, **y)) or rows[-1])
+            cache = None
+            for part in tokens.split([50, 9, 1], dim=1):
+                cache = model(part, cache=cache, use_cache=True).cache
+            model(tokens[:, :50], use_cache=False)
+            nprf.torch.replace_attention(model, features, max_error=0)
+            model(tokens, use_cache=False)
+    begin, then, last, without_cache, exact = rows[::2]  # of the first of two layers
+    assert type(cache.layers[0]).__name__ == "DynamicLayer" and torch.equal(begin, without_cache)
+    torch.testing.assert_close(torch.cat([then, last], 1), exact[:, 50:], rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(begin, exact[:, :50], rtol=1e-3, atol=1e-3)
 
 
 def test_calibrations_are_printed_saved_and_loaded(tmp_path):

@@ -48,6 +48,10 @@ class ModelCalibration:
             raise ValueError(f"features: expected a self-attention of the calibrated model, got {name!r}")
         return self.calibrations[name].features
 
+    def exact_heads(self, name: str, max_error: float) -> tuple[int, ...]:
+        """The heads of a layer that replace_attention leaves exact: those for which a larger error is promised."""
+        return tuple(h for h, error in enumerate(self.calibrations[name].head_errors) if not error <= max_error)
+
     def __repr__(self) -> str:
         errors = ", ".join(f"{name}: {100 * error:.2g} %" for name, error in self.softmax_errors.items())
         return f"ModelCalibration(near={in_words(self.near)}, sinks={in_words(self.sinks)}, {errors})"
@@ -56,28 +60,31 @@ class ModelCalibration:
         return self.table()
 
     def table(self, max_error: float = math.inf, tokens: Optional[int] = None) -> str:
-        """A line for each layer; how many of them replace_attention leaves exact with this max_error; and what all cost
-        in sequences of so many tokens, by default as many as in the sample, where an exact layer costs `tokens`
-        keys."""
+        """A line for each layer, with its promised errors if nprf computes all of its heads; how many heads
+        replace_attention leaves exact with this max_error; and what all cost in sequences of so many tokens, by default
+        as many as in the sample, where an exact head costs `tokens` keys."""
         tokens = self.tokens if tokens is None else index_of(tokens, "tokens")
         if tokens < 1:
             raise ValueError(f"tokens: expected at least 1, got {tokens}")
         width = max([len("layer"), *map(len, self.calibrations)])
         lines = [f"{'layer':{width}}  near  sinks  features  cost, keys  error, %  worst head, %"]
-        served = exact = 0.0
+        layers = []
         for name, each in self.calibrations.items():
             features = map_of_a_head(each).output_dim
             sizes = f"{self.near[name]:4}  {self.sinks[name]:5}  {features:8}  {self.costs[name]:10.0f}"
             errors = f"{100 * each.softmax_error:8.2g}  {100 * max(each.head_errors):13.2g}"
-            stays = not each.softmax_error <= max_error
-            lines.append(f"{name:{width}}  {sizes}  {errors}{'  stays exact' if stays else ''}")
-            served, exact = (served, exact + 1) if stays else (served + self.costs[name] / tokens, exact)
-        percent = [100 * each / max(1, len(self.calibrations)) for each in (served + exact, exact)]
+            stay, heads = len(self.exact_heads(name, max_error)), len(each.head_errors)
+            lines.append(f"{name:{width}}  {sizes}  {errors}{f'  {stay} of {heads} heads stay exact' if stay else ''}")
+            layers.append((stay, heads, (stay * tokens + (heads - stay) * self.costs[name]) / heads))
+        count = max(1, len(layers))
+        of_all = 100 * sum(cost for *_, cost in layers) / tokens / count
+        of_exact = 100 * sum(stay / heads for stay, heads, _ in layers) / count
         return "\n".join([
             *lines,
             f"{self.sequences} sequences of {self.tokens} tokens, {self.seconds:.1f} s",
-            f"{exact:.0f} of {len(self.calibrations)} layers stay exact; at {tokens} tokens all have {percent[0]:.0f} % of "
-            f"the multiply-adds of softmax, {percent[1]:.0f} % in exact layers",
+            f"{sum(stay for stay, *_ in layers)} of {sum(heads for _, heads, _ in layers)} heads stay exact, "
+            f"{sum(stay == heads for stay, heads, _ in layers)} of {len(layers)} layers as a whole; at {tokens} tokens all "
+            f"have {of_all:.0f} % of the multiply-adds of softmax, {of_exact:.0f} % in exact heads",
         ])  # fmt: skip
 
     def save(self, path: Union[str, os.PathLike[str]]) -> None:

@@ -147,10 +147,11 @@ def replace_attention(
     until restore_attention(). Cross attention stays as it is. features: what calibrate() returns; or a map,
     or features(name, d) for each module; None: all pairs are exact, and a call with more than `near` tokens raises
     ValueError. near, sinks: as in nprf.Attention; by default those of the calibration, else 64 and 0. max_error:
-    layers for which calibrate() promises a larger error stay exact, by softmax of PyTorch (served.softmax);
-    ModelCalibration.table says which, and what they cost. report: a function that each call of a replaced module calls
-    with its name and its nprf.Report, with softmax_samples as in nprf.attention. A model whose attention has been
-    replaced before gets these features and options.
+    heads for which calibrate() promises a larger error stay exact, by softmax of PyTorch (served.softmax);
+    ModelCalibration.table says how many, and what they cost. Beside a cache with tokens all heads of a layer with such a
+    head are exact. report: a function that each call of a replaced module calls with its name and its nprf.Report, with
+    softmax_samples as in nprf.attention. A model whose attention has been replaced before gets these features and
+    options.
 
     ValueError, which changes nothing, if nothing was found, and for features that do not fit. UserWarning for maps that
     are not calibrated. rollback: as in nprf.Decoder, whose states take the place of keys and values in a DynamicCache.
@@ -181,7 +182,7 @@ def replace_attention(
         sizes, owner = (near_of[each.name], sinks_of[each.name], rollback), each.view.served.owner
         served = Served(*sizes, owner=owner, report=of_name, softmax_samples=softmax_samples)
         if isinstance(features, ModelCalibration) and max_error is not None:
-            served.softmax = not features.softmax_errors[each.name] <= max_error
+            served.softmax = features.exact_heads(each.name, max_error)
         serve(each.kind, each.module, of_layer, served)
     for each in found:  # when all are served
         module = each.module

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Optional, TypeVar
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .._decoder import Decoder
 from .._normalization import Normalization
-from ..features import Features, taylor
+from ..features import Features, HeadFeatures, taylor
 from ..positions import Position
 from ._decoder import numpy_of
 from ._functional import Biases, attention
@@ -21,7 +21,7 @@ from ._masks import padding_of_rows
 from ._module import checked_map
 from ._module_with_features import ModuleWithFeatures
 from ._options import PositionKind, position_name, position_with
-from ._softmax import softmax_rows
+from ._softmax import part_of_heads, softmax_rows
 
 if TYPE_CHECKING:
     from .._core import Report
@@ -34,17 +34,18 @@ _of_outputs = ("cache_position", "num_items_in_batch", "output_hidden_states", "
 
 @dataclass
 class Served:
-    """How a module is served: near, sinks as in nprf.Attention; rollback: as in nprf.Decoder, for a cache; exact: whether all pairs are exact, so that a call with
-    more than `near` tokens raises ValueError; softmax: whether PyTorch computes exact softmax, in O(n^2); stack: the
-    module that gives it short masks (keep_masks_short), if there is one; owner: the module that has its bias, as it is at a call; report: a
-    function that each call calls with its nprf.Report, in which `softmax_samples` rows of each sequence of each head
-    are compared with exact softmax (it breaks a graph of torch.compile)."""
+    """How a module is served: near, sinks as in nprf.Attention; rollback: as in nprf.Decoder, for a cache; exact:
+    whether all pairs are exact, so that a call with more than `near` tokens raises ValueError; softmax: the heads that
+    PyTorch computes by exact softmax, in O(n^2); stack: the module that gives it short masks (keep_masks_short), if
+    there is one; owner: the module that has its bias, as it is at a call; report: a function that each call calls with
+    the nprf.Report of the other heads, in which `softmax_samples` rows of each sequence of each of them are compared
+    with exact softmax (it breaks a graph of torch.compile)."""
 
     near: int
     sinks: int = 0
     rollback: int = 0
     exact: bool = False
-    softmax: bool = False
+    softmax: tuple[int, ...] = ()
     owner: Any = None
     stack: Any = None
     report: Optional[ReportCall] = None
@@ -77,10 +78,18 @@ def _by_heads(x: Tensor, heads: int) -> Tensor:
     return x if x.dim() == 4 else x.unflatten(-1, (heads, x.shape[-1] // heads))
 
 
+def _maps_of_others(features: Features, heads: Sequence[int]) -> Features:
+    """The maps of other heads than these; all if there are no others."""
+    if not isinstance(features, HeadFeatures) or not 0 < len(heads) < len(features.maps):
+        return features
+    return HeadFeatures(each for h, each in enumerate(features.maps) if h not in heads)
+
+
 class ServedAttention(ModuleWithFeatures):
     """A module of self-attention that replace_attention() has replaced: it has its own parts and parameters, and the
     feature map as a buffer, which stays if a state dict has none: features_seed, or features_constants, as in Attention,
-    with served_as, int64 [3], near, sinks and softmax of Served. It does not apply dropout to attention weights.
+    of the heads that nprf computes, with served_as, int64 [2 + heads]: near and sinks of Served, and 1 for each head in
+    softmax; in older versions [3], one number for all heads. It does not apply dropout to attention weights.
 
     A class for another kind of modules derives from this one and says what they compute. Its `self` is the module:
 
@@ -212,20 +221,19 @@ class ServedAttention(ModuleWithFeatures):
             if tokens is not None:
                 return self._reported(tokens.rows(q, k, v, padding, served.report is not None, served.softmax_samples))
             k, v = (each.transpose(1, 2) for each in cache.update(k.transpose(1, 2), v.transpose(1, 2), self.layer_idx))
-        if served.softmax:
+        heads = range(q.shape[2])
+        # for the keys of a cache nprf would compute features in each call
+        exact = heads if served.softmax and n_k > n else served.softmax
+        others = [h for h in heads if h not in exact]
+        if exact:
             cumulative = options.get("cumulative_lengths")
-            exact = softmax_rows(
-                q.transpose(1, 2),
-                k.transpose(1, 2),
-                v.transpose(1, 2),
-                bias,
-                position,
-                causal,
-                past,
-                padding,
-                cumulative,
+            by_softmax = softmax_rows(
+                *part_of_heads(exact, q, k, v, bias, position), position, causal, past, padding, cumulative
             )
-            return exact.transpose(1, 2).flatten(2)
+            if not others:
+                return by_softmax.flatten(2)
+            q, k, v, bias = part_of_heads(others, q, k, v, bias, position)
+            options["bias_layout"] = "heads_first"
         found = attention(
             q,
             k,
@@ -244,7 +252,11 @@ class ServedAttention(ModuleWithFeatures):
             softmax_samples=served.softmax_samples if served.report is not None else 0,
             **options,
         )
-        return self._reported(found if isinstance(found, tuple) else (found, None))
+        rows, report = found if isinstance(found, tuple) else (found, None)
+        if exact:
+            by_head = dict(zip([*others, *exact], [*rows.unbind(2), *by_softmax.unbind(2)]))
+            rows = torch.stack([by_head[h] for h in heads], 2)
+        return self._reported((rows, report))
 
     def _reported(self, found: tuple[Tensor, Optional[Report]]) -> Tensor:
         """The rows of (rows [batch, n, heads, d], report), with heads joined."""
@@ -299,37 +311,49 @@ class ServedAttention(ModuleWithFeatures):
 
     def check_features(self, features: Features) -> None:
         heads, d = self.attention_sizes()
-        checked_map(features, d, heads)
+        checked_map(features, d, heads - len(self.served.softmax) or heads)
 
     def hold_features(self, features: Features, device: Any = None) -> None:
         super().hold_features(features, device)
         self.served.exact = False
         self._buffers.pop("served_as", None)
         if self._features_buffer == "features_constants":  # they are for this near field and these sinks
-            served = self.served
-            numbers = torch.tensor([served.near, served.sinks, served.softmax], dtype=torch.int64, device=device)
-            self.register_buffer("served_as", numbers)
+            self.register_buffer("served_as", torch.tensor(self._numbers_of_served(), dtype=torch.int64, device=device))
+
+    def _numbers_of_served(self) -> list[int]:
+        served = self.served
+        return [served.near, served.sinks, *(h in served.softmax for h in range(self.attention_sizes()[0]))]
 
     def _prepare_to_load(self, state_dict: Any, prefix: str) -> None:
         """The model's own checkpoint has neither seed nor constants."""
         if self._features_buffer == "features_seed":
             state_dict.setdefault(prefix + "features_seed", self.features_seed)
-        super()._prepare_to_load(state_dict, prefix)
-        if "served_as" in self._buffers:
-            numbers = state_dict.setdefault(prefix + "served_as", self.served_as)
-            if not numbers.is_meta:
-                self.served.near, self.served.sinks, softmax = numbers.tolist()
-                self.served.softmax = bool(softmax)
+        key, before = prefix + "served_as", self.served
+        numbers = state_dict.get(key)
+        if isinstance(numbers, Tensor) and not numbers.is_meta:
+            near, sinks, *softmax = numbers.tolist()
+            exact = tuple(h for h in range(self.attention_sizes()[0]) if softmax[h % len(softmax)])
+            self.served = replace(before, near=near, sinks=sinks, softmax=exact)
+        try:
+            super()._prepare_to_load(state_dict, prefix)  # the maps of the heads that are not in softmax
+        except ValueError:
+            self.served = before
+            raise
+        finally:
+            if "served_as" in self._buffers:
+                state_dict[key] = state_dict.get(key, self.served_as).new_tensor(self._numbers_of_served())
 
     def __reduce__(self) -> Any:
         return _blank, (type(self).kind, type(self).replaced), self.__dict__  # type: ignore[attr-defined]
 
     def extra_repr(self) -> str:
         served = self.served
-        if served.softmax:
-            return f"softmax, causal={self.attends_causally()}"
+        causal = f"causal={self.attends_causally()}"
+        if len(served.softmax) == self.attention_sizes()[0]:
+            return f"softmax, {causal}"
         features = None if served.exact else self.features
-        return f"features={features}, near={served.near}, sinks={served.sinks}, causal={self.attends_causally()}"
+        softmax = f"softmax={served.softmax}, " if served.softmax else ""
+        return f"features={features}, near={served.near}, sinks={served.sinks}, {softmax}{causal}"
 
 
 _of_served = ("served", "_made", "_features_name", "_features_buffer")
@@ -372,7 +396,8 @@ def serve(kind: type[ServedAttention], module: Any, features: Optional[Features]
     _, d = view_of(kind, module, served.owner).attention_sizes()
     module.__class__ = _served_class(kind, original_class(module))
     module.served = served
-    module.hold_features(taylor(d) if features is None else features, None if parameter is None else parameter.device)
+    maps = taylor(d) if features is None else _maps_of_others(features, served.softmax)
+    module.hold_features(maps, None if parameter is None else parameter.device)
     module.served.exact = features is None
     module.prepare_owner(served.owner)
 

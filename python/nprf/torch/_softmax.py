@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Optional
 
 import torch
@@ -50,6 +51,24 @@ def biases_of_lags(bias: Biases, position: PositionKind, causal: bool, lags: Ten
     return rows[:, at]
 
 
+def _stacked(heads: Sequence[int], x: Tensor, axis: int) -> Tensor:
+    """Without a tensor of indices, which a GPU would wait for."""
+    every = x.unbind(axis)
+    return torch.stack([every[h] for h in heads], axis)
+
+
+def part_of_heads(
+    heads: Sequence[int], q: Tensor, k: Tensor, v: Tensor, bias: Biases, position: PositionKind
+) -> tuple[Tensor, Tensor, Tensor, Biases]:
+    """The part of some heads in q, k and v [batch, n, all heads, d] and in the parameters of their biases."""
+    if len(heads) == q.shape[2]:
+        return q, k, v, bias
+    rows = bias.weight.T if isinstance(bias, torch.nn.Embedding) else bias
+    if rows is not None and rows.dim() > (position_name(position) != "alibi") and rows.shape[0] > 1:
+        rows = _stacked(heads, rows, 0)
+    return _stacked(heads, q, 2), _stacked(heads, k, 2), _stacked(heads, v, 2), rows
+
+
 def softmax_rows(
     q: Tensor,
     k: Tensor,
@@ -61,14 +80,15 @@ def softmax_rows(
     padding: Optional[Tensor] = None,
     cumulative_lengths: Optional[Tensor] = None,
 ) -> Tensor:
-    """y [batch, heads, n_q, d_v] of q [batch, heads, n_q, d], k and v of n_k tokens; query i is at i + offset. padding
+    """y [batch, n_q, heads, d_v] of q [batch, n_q, heads, d], k and v of n_k tokens; query i is at i + offset. padding
     [batch, n_k] is True for keys that are dropped; cumulative_lengths as for nprf.torch.attention, for n_q = n_k and
     without padding. Scores are q.k / sqrt(d) + b. O(heads n_q n_k) memory, batch times as much with padding."""
     if cumulative_lengths is not None:
         lengths = cumulative_lengths.diff().tolist()
-        parts = zip(q.split(lengths, 2), k.split(lengths, 2), v.split(lengths, 2))
+        parts = zip(q.split(lengths, 1), k.split(lengths, 1), v.split(lengths, 1))
         rows = [softmax_rows(of_q, of_k, of_v, bias, position, causal, offset) for of_q, of_k, of_v in parts]
-        return torch.cat(rows, dim=2)
+        return torch.cat(rows, dim=1)
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     n_q, n_k = q.shape[2], k.shape[2]
     lags = torch.arange(n_k, device=q.device) - torch.arange(offset, offset + n_q, device=q.device)[:, None]
     scores = biases_of_lags(bias, position, causal, lags)
@@ -79,4 +99,4 @@ def softmax_rows(
     if padding is not None:
         added = added.masked_fill(padding[:, None, None, :], -torch.inf)
     y = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=added)
-    return y.masked_fill((added == -torch.inf).all(-1, keepdim=True), 0)  # rows without keys
+    return y.masked_fill((added == -torch.inf).all(-1, keepdim=True), 0).transpose(1, 2)  # 0: rows without keys
