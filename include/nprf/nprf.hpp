@@ -27,6 +27,7 @@
 #include "nprf/position/grid.hpp"
 #include "nprf/position/kerple.hpp"
 #include "nprf/position/position.hpp"
+#include "nprf/position/query_biased.hpp"
 #include "nprf/position/relative.hpp"
 #include "nprf/position/resize_bias.hpp"
 #include "nprf/position/spline.hpp"

@@ -14,7 +14,7 @@ from ._native import Native, as_array, check_types, core, float32, float64, nati
 from ._normalization import Normalization, radius_of, unit
 from ._value import Value, bool_of, index_of, name_of, seed_of
 from .features import CalibratedFeatures, Features, FeaturesLike, HeadFeatures, features_of
-from .positions import NoPosition, Position, position_of
+from .positions import Position, position_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -310,11 +310,9 @@ class Attention(Value):
         return Gradients(dq, dk, dv, self._gradient(bias, "bias"), self._gradient(extra, "extra"), report)
 
     def _gradient(self, by_head: Array, of: str) -> Array | None:
-        position = self.position
-        if position is None or isinstance(position, NoPosition):
-            return None
+        position = position_of(self.position)
         like = position.parameters if of == "bias" else getattr(position, "extra", None)
-        if like is None:
+        if like is None or like.size == 0:
             return None
         if by_head.shape[0] == 0:  # no heads
             return np.zeros(like.shape, by_head.dtype)

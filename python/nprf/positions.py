@@ -346,6 +346,45 @@ class Grid(Position):
         )
 
 
+class QueryBiased(Position):
+    """A position, and in the near field biases that also depend on the query: r_i . R[j - i] for |j - i| < near.
+
+    R is lag_vectors [rank, lags] or [heads, rank, lags], a column for each near lag: lags 1 - near to 0 for causal
+    attention, near columns; or to near - 1, 2 near - 1 columns. Queries have rank more channels, those of r_i, after
+    the d of the feature map: q [heads, n_q, d + rank], k [heads, n_k, d]. r_i is not normalised. position: None is b = 0.
+    Gradients.extra is that of R. ValueError for a grid, and for NaN and infinity.
+    """
+
+    _arguments = ("lag_vectors", "position")
+    lag_vectors: NDArray[Any]
+    position: Position | None
+    _base: Position
+
+    def __init__(self, lag_vectors: Any, position: Position | None = None) -> None:
+        super().__init__()
+        base = position_of(position)
+        self._set(lag_vectors=frozen_array(lag_vectors, "lag_vectors", (2, 3)), position=position, _base=base)
+        self._set(_parameters=base._parameters, _dims=base._dims)
+        self._native(native_of(self.lag_vectors.dtype, "lag_vectors"), False)
+
+    @property
+    def parameters(self) -> NDArray[Any]:
+        return self._base.parameters
+
+    @property
+    def extra(self) -> NDArray[Any]:
+        """What `Gradients.extra` is the gradient of."""
+        return self.lag_vectors
+
+    def check_heads(self, heads: int) -> None:
+        self._base.check_heads(heads)
+
+    def _make(self, native: Native, causal: bool) -> Any:
+        rank, lags = self.lag_vectors.shape[-2:]
+        rows = np.ascontiguousarray(self.lag_vectors.reshape(-1, rank * lags), dtype=native.dtype)
+        return self._base._native(native, causal).with_lag_vectors(rows, rank)
+
+
 class NoPosition(Position):
     """b = 0."""
 

@@ -21,6 +21,7 @@ namespace nprf::python {
 
 template <Real T>
 cuda::PositionModel model_of(const SequencePosition<T>& position) {
+  require(position.lag_vectors().size() == 0, "position: expected one without lag_vectors on a GPU, got one with them");
   return std::visit([](const auto& each) { return cuda::model_of(each); }, position.any());
 }
 template <Real T>
@@ -37,6 +38,7 @@ class AnyAttention {
 
   virtual void run(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y, Saved<T>* saved,
                    const CallOptions& call) const = 0;
+  /// `dextra` gets the gradients of extra tokens, or those of vectors of lags.
   virtual void backward(const Saved<T>& saved, HeadsView<const T> dy, HeadsView<T> dq, HeadsView<T> dk, HeadsView<T> dv,
                         std::vector<Matrix<T>>& dbias, std::vector<Matrix<T>>& dextra,
                         GradientReport& report) const = 0;
@@ -46,6 +48,8 @@ class AnyAttention {
   virtual cuda::AttentionModel cuda_model() const = 0;
   /// MultiHeadAttention::heads_of_model().
   virtual Index heads_of_model() const = 0;
+  /// MultiHeadAttention::rank().
+  virtual Index rank() const = 0;
   /// The formula as two plain loops, for head h and the keys that are not padding.
   virtual Matrix<T> reference(Index h, const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v,
                               Index offset, const KeptKeys& kept) const = 0;
@@ -78,7 +82,9 @@ class AttentionOf : public AnyAttention<typename F::Scalar> {
 
   void backward(const Saved<T>& saved, HeadsView<const T> dy, HeadsView<T> dq, HeadsView<T> dk, HeadsView<T> dv,
                 std::vector<Matrix<T>>& dbias, std::vector<Matrix<T>>& dextra, GradientReport& report) const override {
-    m_attention.backward(saved, dy, dq, dk, dv, dbias, &dextra, &report);
+    const bool has_vectors = m_attention.rank() > 0;  // these positions have no extra tokens
+    m_attention.backward(saved, dy, dq, dk, dv, dbias, has_vectors ? nullptr : &dextra, &report,
+                         has_vectors ? &dextra : nullptr);
   }
 
   Decoder<T> decoder(const DecoderOptions& options) const override { return Decoder<T>(m_attention, options); }
@@ -94,6 +100,7 @@ class AttentionOf : public AnyAttention<typename F::Scalar> {
   }
 
   Index heads_of_model() const override { return m_attention.heads_of_model(); }
+  Index rank() const override { return m_attention.rank(); }
 
   Matrix<T> reference(Index h, const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v, Index offset,
                       const KeptKeys& kept) const override {

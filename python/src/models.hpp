@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <span>
 #include <type_traits>
@@ -77,8 +78,11 @@ class SequencePosition {
   using Any =
       std::variant<NoPosition<T>, RelativePosition<T>, T5Position<T>, AlibiPosition<T>, CurvePosition<T, AnyCurve>>;
 
-  SequencePosition(Any position) : m_position(std::move(position)) {}
+  SequencePosition(Any position, Matrix<T> lag_vectors = {})
+      : m_position(std::move(position)), m_lag_vectors(std::move(lag_vectors)) {}
   const Any& any() const { return m_position; }
+  /// As QueryBiased::lag_vectors(); 0 x 0 if there are none.
+  const Matrix<T>& lag_vectors() const { return m_lag_vectors; }
 
   const LagBias<T>& bias() const {
     return std::visit([](const auto& position) -> const LagBias<T>& { return position.bias(); }, m_position);
@@ -119,6 +123,7 @@ class SequencePosition {
 
  private:
   Any m_position;
+  Matrix<T> m_lag_vectors;  // (rank,lags)
 };
 
 /// The positions of an attention: one, or one for each head.
@@ -148,6 +153,25 @@ Positions<T> with_parameters(const Positions<T>& positions, const Matrix<T>& row
     const std::size_t at = all->size() == 1 ? 0 : static_cast<std::size_t>(h);
     made.push_back(all->at(at).with_parameters(rows.row(h).transpose()));
   });
+  return {std::move(made)};
+}
+
+/// The same positions with vectors of lags, rows (h,rank lags): one for each head, or one for all.
+template <Real T>
+Positions<T> with_lag_vectors(const Positions<T>& positions, const Matrix<T>& rows, Index rank) {
+  const auto* all = std::get_if<std::vector<SequencePosition<T>>>(&positions.positions);
+  require(all != nullptr, "lag_vectors: expected none for a grid, got some");
+  require(rank > 0 && rows.cols() > 0, "lag_vectors: expected at least one number, got none");
+  require(rows.allFinite(), "lag_vectors: expected finite numbers, got others");
+  const auto heads = static_cast<Index>(all->size());
+  require(heads == 1 || rows.rows() == 1 || rows.rows() == heads, "lag_vectors: expected ", heads,
+          " heads, as the position, got ", rows.rows());
+  std::vector<SequencePosition<T>> made;
+  for (Index h = 0; h < std::max(heads, rows.rows()); ++h) {
+    const auto row = rows.row(rows.rows() == 1 ? 0 : h);
+    made.emplace_back((*all)[heads == 1 ? 0 : static_cast<std::size_t>(h)].any(),
+                      Eigen::Map<const Matrix<T>>(row.data(), rank, rows.cols() / rank));
+  }
   return {std::move(made)};
 }
 

@@ -338,15 +338,15 @@ Positions<T> grids(Index height, Index width, const InputArray& b, const InputAr
 }
 
 // Sets the rows of y, for each packed sequence of each head, to reference(h, q, k, v, kept) of its arrays.
-// heads_of_model: the number of feature maps or positions.
+// heads_of_model: the number of feature maps or positions. rank: that of their vectors of lags.
 template <Real T, class Reference>
 void for_each_sequence(const InputArray& q, const InputArray& k, const InputArray& v, const OutputArray& y,
-                       const Call& call, Index heads_of_model, Reference&& reference) {
+                       const Call& call, Index heads_of_model, Index rank, Reference&& reference) {
   const Tokens<T> queries(q, "queries", call.axes()), keys(k, "keys", call.axes()), values(v, "values", call.axes());
   const HeadsView<T> out = output_view<T>(y, "y", call.axes());
   const HeadsView<const T> a = queries.view(), b = keys.view(), c = values.view();
   check_head_counts(a.heads, b.heads, heads_of_model);
-  check_heads(b, "keys", a.batch, b.heads, b.tokens, a.channels);
+  check_heads(b, "keys", a.batch, b.heads, b.tokens, a.channels - rank);
   check_heads(c, "values", a.batch, b.heads, b.tokens, c.channels);
   call.check_lengths(b.batch);
   call.check_key_mask(b.batch, b.tokens);
@@ -375,7 +375,7 @@ void softmax_attention(const InputArray& q, const InputArray& k, const InputArra
   const AttentionOptions options = options_of(causal, radius, "automatic", 0);
   std::visit(
       [&](const auto& all) {
-        for_each_sequence<T>(q, k, v, y, call, static_cast<Index>(all.size()),
+        for_each_sequence<T>(q, k, v, y, call, static_cast<Index>(all.size()), PositionView<T>(all[0]).rank(),
                              [&](Index h, const MatrixView<T>& queries, const MatrixView<T>& keys,
                                  const MatrixView<T>& values, const KeptKeys& kept) {
                                const auto& position = all[all.size() == 1 ? 0 : static_cast<std::size_t>(h)];
@@ -392,7 +392,7 @@ template <Real T>
 void kernelized_attention(const AnyAttention<T>& attention, const InputArray& q, const InputArray& k,
                           const InputArray& v, const OutputArray& y, const Call& call) {
   for_each_sequence<T>(
-      q, k, v, y, call, attention.heads_of_model(),
+      q, k, v, y, call, attention.heads_of_model(), attention.rank(),
       [&](Index h, const MatrixView<T>& queries, const MatrixView<T>& keys, const MatrixView<T>& values,
           const KeptKeys& kept) { return attention.reference(h, queries, keys, values, call.offset, kept); });
 }
@@ -519,8 +519,12 @@ void bind_positions(nb::module_& m, const char* name) {
                   })
       .def_static("curve", &curves<T>)
       .def_static("grid", &grids<T>)
-      .def("with_parameters", [](const Positions<T>& positions, const InputArray& rows) {
-        return with_parameters<T>(positions, matrix_of<T>(rows, "bias"));
+      .def("with_parameters",
+           [](const Positions<T>& positions, const InputArray& rows) {
+             return with_parameters<T>(positions, matrix_of<T>(rows, "bias"));
+           })
+      .def("with_lag_vectors", [](const Positions<T>& positions, const InputArray& rows, Index rank) {
+        return with_lag_vectors<T>(positions, matrix_of<T>(rows, "lag_vectors"), rank);
       });
 }
 

@@ -73,13 +73,13 @@ TEST_CASE("decoder model: error bounds grow with norms and numbers of keys", "[d
   const auto map = orf<T>(6, 10, 1);
   const AttentionOptions far{.direction = Direction::causal}, near{.direction = Direction::causal, .near = 25};
   const StepModel<T> x = model_of(map, NoPosition<T>(), far, 0), y = model_of(map, NoPosition<T>(), near, 0);
-  CHECK(x.error_of_row(1, 1, 100, 16) > 0);
-  CHECK(x.error_of_row(1, 1, 100, 16) < 1e-5);
-  CHECK(x.error_of_row(2, 1, 100, 16) > x.error_of_row(1, 1, 100, 16));
-  CHECK(x.error_of_row(1, 2, 100, 16) > x.error_of_row(1, 1, 100, 16));
-  CHECK(x.error_of_row(1, 1, 1000, 160) > x.error_of_row(1, 1, 100, 16));
-  CHECK(y.error_of_row(1, 1, 100, 16) > x.error_of_row(1, 1, 100, 16));
-  CHECK(y.error_of_softmax_row(2, 1, 100) > y.error_of_softmax_row(1, 1, 100));
+  CHECK(x.error_of_row({1, 0, 1}, 100, 16) > 0);
+  CHECK(x.error_of_row({1, 0, 1}, 100, 16) < 1e-5);
+  CHECK(x.error_of_row({2, 0, 1}, 100, 16) > x.error_of_row({1, 0, 1}, 100, 16));
+  CHECK(x.error_of_row({1, 0, 2}, 100, 16) > x.error_of_row({1, 0, 1}, 100, 16));
+  CHECK(x.error_of_row({1, 0, 1}, 1000, 160) > x.error_of_row({1, 0, 1}, 100, 16));
+  CHECK(y.error_of_row({1, 0, 1}, 100, 16) > x.error_of_row({1, 0, 1}, 100, 16));
+  CHECK(y.error_of_softmax_row({2, 0, 1}, 100) > y.error_of_softmax_row({1, 0, 1}, 100));
 }
 
 TEST_CASE("decoder model: one model, or one for each head", "[decoder]") {

@@ -92,12 +92,13 @@ class Attention {
     const auto [n_q, n_k, d, d_v] = saved.m_sizes;
     require(dy.rows() == n_q && dy.cols() == d_v, "dy: expected ", n_q, " x ", d_v, ", got ", dy.rows(), " x ",
             dy.cols());
-    Gradients<T> g{Matrix<T>(n_q, d), Matrix<T>(n_k, d), Matrix<T>(n_k, d_v), {}, {}, {}};
-    std::vector<Matrix<T>> bias, extra;
+    Gradients<T> g{Matrix<T>(n_q, d + m_heads.rank()), Matrix<T>(n_k, d), Matrix<T>(n_k, d_v), {}, {}, {}, {}};
+    std::vector<Matrix<T>> bias, extra, lag_vectors;
     m_heads.backward(saved, one_head(dy), one_head(g.queries), one_head(g.keys), one_head(g.values), bias, &extra,
-                     &g.report);
+                     &g.report, &lag_vectors);
     g.bias = std::move(bias[0]);
     g.extra = std::move(extra[0]);
+    g.lag_vectors = std::move(lag_vectors[0]);
     return g;
   }
 
@@ -122,10 +123,9 @@ class Attention {
  private:
   // checks the shapes, and returns a y that is not initialised
   Matrix<T> result(const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v) const {
-    const Index input_dim = features().input_dim();
-    require(q.cols() == input_dim, "queries: expected ", input_dim, " columns (the feature map's input_dim), got ",
-            q.cols());
-    const AttentionShape shape = attention_shape<T>(q, k, v);
+    const Index input_dim = features().input_dim(), rank = m_heads.rank();
+    check_query_channels(q.cols(), input_dim, rank);
+    const AttentionShape shape = attention_shape<T>(q.leftCols(input_dim), k, v);
     return Matrix<T>(shape.n_q, shape.d_v);
   }
 

@@ -46,6 +46,9 @@ class HeadModels {
   std::size_t position_of(Index h) const { return m_num_positions == 1 ? 0 : static_cast<std::size_t>(h); }
   PositionView<T> position(std::size_t index) const { return m_position(m_positions, index); }
 
+  /// The rank of the positions' vectors of lags (QueryBiased): how many channels more than keys the queries have.
+  Index rank() const { return position(0).rank(); }
+
   /// The number of feature maps or of positions, whichever is larger: 1, or the number of heads.
   Index count() const { return static_cast<Index>(std::max(m_num_features, m_num_positions)); }
 
@@ -71,7 +74,8 @@ class AttentionCore {
   explicit AttentionCore(CompiledFlags<T> = {});
 
   /// Throws InvalidArgument unless all of this holds: there is one feature map or one for each head; there is one
-  /// position or one for each head; all maps have the same dimensions; the maps support the options.
+  /// position or one for each head; all maps have the same dimensions; the maps support the options; vectors of lags
+  /// fit the near field.
   static void check(const HeadModels<T>& heads);
 
   /// Computes y as MultiHeadAttention::operator() does; if `saved` is not null, it also saves, as
@@ -82,7 +86,7 @@ class AttentionCore {
   /// Computes the gradients as MultiHeadAttention::backward does.
   void backward(const HeadModels<T>& heads, const Saved<T>& saved, const HeadsView<const T>& dy, const HeadsView<T>& dq,
                 const HeadsView<T>& dk, const HeadsView<T>& dv, std::vector<Matrix<T>>& dbias,
-                std::vector<Matrix<T>>* dextra, GradientReport* report) const;
+                std::vector<Matrix<T>>* dextra, GradientReport* report, std::vector<Matrix<T>>* dlag_vectors) const;
   /// Throws InvalidArgument unless forward of this attention filled `saved`.
   void check_saved(const Saved<T>& saved) const;
 

@@ -73,13 +73,16 @@ class MultiHeadAttention {
   const AttentionOptions& options() const { return m_options; }
   /// The number of feature maps or of positions, whichever is larger; 1 if all heads share one of each.
   Index heads_of_model() const { return heads().count(); }
+  /// The rank of the positions' vectors of lags (position/query_biased.hpp); 0 without.
+  Index rank() const { return heads().rank(); }
 
   /// q [b,h,n_q,d] k [b,h_k,n_k,d] v [b,h_k,n_k,d_v] -> y [b,h,n_q,d_v], in arrays of any strides, where y must not
-  /// overlap the inputs. h is a multiple of h_k: with fewer heads of keys and values than of queries (grouped queries),
-  /// h / h_k consecutive heads of queries share one head of keys and values. key_mask has batch x n_k entries, and
-  /// lengths one entry for each sequence; cumulative lengths apply to every sequence of the batch. Throws
-  /// InvalidArgument if shapes or options do not match (CallOptions), and then writes nothing; throws std::bad_alloc.
-  /// Time and memory are those of Attention for each head.
+  /// overlap the inputs. With vectors of lags (QueryBiased) q has rank() more channels. h is a multiple of h_k: with
+  /// fewer heads of keys and values than of queries (grouped queries), h / h_k consecutive heads of queries share one
+  /// head of keys and values. key_mask has batch x n_k entries, and lengths one entry for each sequence; cumulative
+  /// lengths apply to every sequence of the batch. Throws InvalidArgument if shapes or options do not match
+  /// (CallOptions), and then writes nothing; throws std::bad_alloc. Time and memory are those of Attention for each
+  /// head.
   void operator()(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y,
                   const CallOptions& call = {}) const {
     m_core.forward(heads(), q, k, v, y, call, nullptr);
@@ -104,14 +107,15 @@ class MultiHeadAttention {
 
   /// The gradients for dy [b,h,n_q,d_v]: dq, dk and dv have the shapes of q, k and v, and dbias gets one matrix for
   /// each head, of the shape of its position's parameters. The gradient of a position that all heads share is the sum
-  /// of these matrices. `dextra` gets the gradients of the biases of a grid's extra tokens (Gradients::extra), and
-  /// `report` a description of the computation; each of the two may be null. dq, dk and dv must not overlap each other
+  /// of these matrices. `dextra` gets the gradients of the biases of a grid's extra tokens (Gradients::extra),
+  /// `dlag_vectors` those of vectors of lags (Gradients::lag_vectors), and `report` a description of the computation;
+  /// each of the three may be null. dq, dk and dv must not overlap each other
   /// or dy. Throws InvalidArgument if another attention filled `saved`, if shapes do not match, or if arrays overlap.
   void backward(const Saved<T>& saved, HeadsView<const T> dy, HeadsView<T> dq, HeadsView<T> dk, HeadsView<T> dv,
                 std::vector<Matrix<T>>& dbias, std::vector<Matrix<T>>* dextra = nullptr,
-                GradientReport* report = nullptr) const {
+                GradientReport* report = nullptr, std::vector<Matrix<T>>* dlag_vectors = nullptr) const {
     static_assert(LearnedPosition<P>, "nprf: backward needs a position with gradient() (position.hpp)");
-    m_core.backward(heads(), saved, dy, dq, dk, dv, dbias, dextra, report);
+    m_core.backward(heads(), saved, dy, dq, dk, dv, dbias, dextra, report, dlag_vectors);
   }
 
   /// Shares the pool of scratch memory of `other`, which may have another feature map and position. A training step

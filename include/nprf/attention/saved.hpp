@@ -43,6 +43,7 @@ struct SavedSequence {
 
   Rows queries, keys;
   Matrix<T> A, B;  // (n_q,r) (n_k,r)
+  Matrix<T> r;     // (n_q,rank)  the vectors of QueryBiases
   Values values;
   Vector<double> key_log_scales;  // (n_k)  e_j of toeplitz::Factors; empty: there are none
   // (n_q); empty: there are no exact pairs. The weight of an exact pair, in the unit of the far weights and of
@@ -102,10 +103,11 @@ struct GradientReport {
 
 /// The gradients dL/dq (n_q,d), dL/dk (n_k,d), dL/dv (n_k,d_v), and dL/d(bias) in the shape of the position's
 /// parameters. `extra` (E,E+2) has the gradients of the biases of a grid's E extra tokens: in row e, column 0 is of
-/// query e and all cells, column 1 of all cells and key e, and column 2 + f of query e and key f.
+/// query e and all cells, column 1 of all cells and key e, and column 2 + f of query e and key f. `lag_vectors`
+/// (rank,lags) has those of the vectors of lags (QueryBiased); dL/dq then has the queries' channels of r, too.
 template <OnlyReal T>
 struct Gradients {
-  Matrix<T> queries, keys, values, bias, extra;
+  Matrix<T> queries, keys, values, bias, extra, lag_vectors;
   GradientReport report;
 };
 

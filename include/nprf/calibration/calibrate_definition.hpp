@@ -201,6 +201,7 @@ HeadsCalibration<T> calibrate_heads(const HeadsView<const T>& q, const HeadsView
   std::vector<HeadSample<double>> heads;
   for (Index h = 0; h < q.heads; ++h) {
     const PositionView<T>& position = positions[num_positions == 1 ? 0 : static_cast<std::size_t>(h)];
+    require(position.rank() == 0, "position: expected one without lag_vectors, got one with them");
     if (position.is_placed())
       require(q.tokens == position.tokens() && k.tokens == q.tokens, "queries and keys: expected ", position.tokens(),
               " rows each (the position's tokens), got ", q.tokens, " and ", k.tokens);

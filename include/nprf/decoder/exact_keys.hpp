@@ -12,6 +12,7 @@
 #include "nprf/decoder/exponentials.hpp"
 #include "nprf/decoder/sink_tokens.hpp"
 #include "nprf/decoder/step_bias.hpp"
+#include "nprf/decoder/step_features.hpp"
 #include "nprf/decoder/token_ring.hpp"
 
 namespace nprf {
@@ -24,20 +25,31 @@ template <Real T>
 class ExactKeys {
  public:
   /// For queries of the last of `tokens` tokens, with at most `most` such keys in the ring and `most_sinks` sinks.
-  ExactKeys(const StepBias<T>& bias, const TokenRing<T>& ring, const SinkTokens<T>& sinks, Index tokens, Index most,
-            Index most_sinks, Workspace& scratch)
-      : m_bias(bias), m_ring(ring), m_sinks(sinks), m_tokens(tokens), m_largest_bias(bias.largest(tokens)) {
+  /// `lag_vectors` may be null.
+  ExactKeys(const StepBias<T>& bias, const Matrix<T>* lag_vectors, const TokenRing<T>& ring, const SinkTokens<T>& sinks,
+            Index tokens, Index most, Index most_sinks, Workspace& scratch)
+      : m_bias(bias),
+        m_lag_vectors(lag_vectors),
+        m_ring(ring),
+        m_sinks(sinks),
+        m_tokens(tokens),
+        m_largest_bias(bias.largest(tokens)) {
     m_sink_exponents = scratch.take<double>(padded_to_lanes(most_sinks));
     m_sink_weights = scratch.take<T>(padded_to_lanes(most_sinks));
     const Index slots = most > 0 ? padded_to_lanes(most) + most_ranges * tile : 0;
     m_exponents = scratch.take<double>(slots);
+    if (m_lag_vectors) m_query_biases = scratch.take<T>(m_lag_vectors->cols());
     m_weights = scratch.take<T>(slots);
   }
 
-  /// Computes the exponents for a query (d), of the first `sinks` keys and of the keys from token `first` on. Returns
-  /// the largest exponent; -infinity if there is none. O(keys d).
-  double set_exponents(const T* query, Index sinks, Index first, double constant) {
+  /// Computes the exponents for a query, of the first `sinks` keys and of the keys from token `first` on. Returns the
+  /// largest exponent; -infinity if there is none. O(keys d), and O(near rank) for biases of the query.
+  double set_exponents(const FeatureRow<T>& row, Index sinks, Index first, double constant) {
+    const T* query = row.normalized;
     double largest = minus_infinity;
+    if (m_lag_vectors)  // r R  (near)
+      Eigen::Map<Vector<T>>(m_query_biases, m_lag_vectors->cols()).noalias() =
+          m_lag_vectors->transpose() * Eigen::Map<const Vector<T>>(row.vector, m_lag_vectors->rows());
     m_num_sinks = sinks;
     std::fill(m_sink_exponents + sinks, m_sink_exponents + padded_to_lanes(sinks), minus_infinity);
     for (Index j = 0; j < sinks; ++j) {
@@ -57,7 +69,8 @@ class ExactKeys {
       const double* b = m_bias.from(m_tokens - 1 - j);
       for (Index i = 0; i < count; ++i) {
         if (b[i] == minus_infinity) continue;  // the key may be non-finite
-        exponents[i] = static_cast<double>(m_ring.score(query, s + i)) + (b[i] - m_largest_bias) - constant;
+        const T score = m_ring.score(query, s + i) + query_bias(m_tokens - 1 - j - i);
+        exponents[i] = static_cast<double>(score) + (b[i] - m_largest_bias) - constant;
         largest = std::max(largest, exponents[i]);
       }
       m_ranges[m_num_ranges++] = {slot, slots, at};
@@ -100,12 +113,19 @@ class ExactKeys {
   static constexpr Index tile = TokenRing<T>::tile, most_ranges = 2;
   static constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
 
+  // r.R of a key of that age
+  T query_bias(Index age) const {
+    const Index near = m_lag_vectors ? m_lag_vectors->cols() : 0;
+    return age < near ? m_query_biases[near - 1 - age] : T(0);
+  }
+
   // the slots slot..slot+slots-1 of the ring, whole tiles; their exponents and weights are stored from `at` on
   struct Range {
     Index slot, slots, at;
   };
 
   const StepBias<T>& m_bias;
+  const Matrix<T>* m_lag_vectors;  // (rank,near)
   const TokenRing<T>& m_ring;
   const SinkTokens<T>& m_sinks;
   Index m_tokens, m_num_sinks = 0, m_num_ranges = 0;
@@ -113,6 +133,7 @@ class ExactKeys {
   Range m_ranges[most_ranges];
   double *m_sink_exponents, *m_exponents;
   T *m_sink_weights, *m_weights;
+  T* m_query_biases = nullptr;  // (near), from the oldest near key on
 };
 
 }  // namespace nprf

@@ -28,27 +28,34 @@ struct StepModel {
 
   StepFeatures<T> features;
   StepBias<T> bias;
-  Index near;            // the width of the near field
-  Index sinks;           // the number of attention sinks
-  Index rollback;        // how many tokens can be taken back
-  Index most_tokens;     // the most tokens that a sequence can have
-  ChunkModel<T> chunks;  // none before set_chunks()
+  const Matrix<T>* lag_vectors;   // of near keys (QueryBiased), or null; the attention owns them
+  double largest_lag_vector = 0;  // the largest norm of one
+  Index near;                     // the width of the near field
+  Index sinks;                    // the number of attention sinks
+  Index rollback;                 // how many tokens can be taken back
+  Index most_tokens;              // the most tokens that a sequence can have
+  ChunkModel<T> chunks;           // none before set_chunks()
 
   StepModel(const FeatureMapView<T>& map, const PositionView<T>& position, const AttentionOptions& options,
             Index of_rollback, Index of_most_tokens = StepBias<T>::unlimited)
       : features(map, options.normalization),
         bias(position.bias().view(), std::min(options.near, of_most_tokens), of_rollback + RunningSums<T>::block,
              map.is_positive() ? most_decays : 0, of_most_tokens),
+        lag_vectors(position.lag_vectors()),
         near(std::min(options.near, of_most_tokens)),
         sinks(std::min(options.sinks, of_most_tokens)),
         rollback(of_rollback),
-        most_tokens(of_most_tokens) {}
+        most_tokens(of_most_tokens) {
+    if (lag_vectors) largest_lag_vector = static_cast<double>(lag_vectors->colwise().norm().maxCoeff());
+  }
 
   /// Computes the tables that sequences of `tokens` tokens need. Throws std::bad_alloc, and then keeps the tables that
   /// there were.
   void reserve(Index tokens) { bias.reserve(tokens); }
 
   bool is_positive() const { return features.map().is_positive(); }
+  /// The rank of the vectors of lags; 0 without.
+  Index rank() const { return lag_vectors ? lag_vectors->rows() : 0; }
   /// Whether rows whose terms cancel are recomputed by exact softmax, as in MultiHeadAttention.
   bool is_exact_fallback() const { return has_exact_pairs() || features.map().is_series(); }
   bool has_exact_pairs() const { return near > 0 || sinks > 0; }
@@ -78,16 +85,22 @@ struct StepModel {
     return {features.map().output_dim(), d_v, is_exact_fallback() ? features.map().input_dim() : 0};
   }
 
-  /// Bounds of the error of a row of exact softmax, and of a row of condition 1, from the norm of its query and the
-  /// largest norm of the `keys` keys that the query attends to. `slots` is the number of weights that are summed.
-  double error_of_softmax_row(double q_norm, double k_norm, Index keys) const {
-    return error_of_softmax<T>(features.map().input_dim(), q_norm * k_norm, largest_exponent<T>, keys, run_keys);
+  /// The norms of the vectors of a row: of its query, of the query's r (QueryBiases), and the largest norm of the keys
+  /// that the query attends to.
+  struct Norms {
+    double q, r, k;
+  };
+  /// Bounds of the error of a row of exact softmax, and of a row of condition 1, whose query attends to `keys` keys.
+  /// `slots` is the number of weights that are summed.
+  double error_of_softmax_row(const Norms& norms, Index keys) const {
+    return error_of_softmax<T>(features.map().input_dim() + rank(), norms.q * norms.k + norms.r * largest_lag_vector,
+                               largest_exponent<T>, keys, run_keys);
   }
-  double error_of_row(double q_norm, double k_norm, Index keys, Index slots) const {
+  double error_of_row(const Norms& norms, Index keys, Index slots) const {
     const double exact_pairs =
-        has_exact_pairs() ? error_of_softmax_row(q_norm, k_norm, std::min(keys, near) + far_sinks(keys)) : 0;
+        has_exact_pairs() ? error_of_softmax_row(norms, std::min(keys, near) + far_sinks(keys)) : 0;
     return error_of_weights<T>(largest_exponent<T>) + bias.deviation() + chunks.deviation() +
-           features.relative_error(q_norm) + features.relative_error(k_norm) +
+           features.relative_error(norms.q) + features.relative_error(norms.k) +
            error_of_sums<T>(features.map().output_dim() * std::max<Index>(chunks.terms(), 1),
                             slots + RunningSums<T>::block) +
            exact_pairs;

@@ -50,20 +50,23 @@ class StepRow {
         m_tokens(tokens),
         m_d_v(sums.front().non_finite_values().size()),
         m_N(scratch.take<T>(padded_to_lanes(m_d_v))),
-        m_exact(model.bias, ring, sinks, tokens.count, ring_keys(), model.far_sinks(tokens.count), scratch) {}
+        m_exact(model.bias, model.lag_vectors, ring, sinks, tokens.count, ring_keys(), model.far_sinks(tokens.count),
+                scratch) {}
 
   /// Sets y (d_v) for a query, and counts it in the report.
   void compute(const FeatureRow<T>& query, T* y, Report& report) {
     m_query = query;
     const bool finite_query = all_finite(m_query.phi, padded_to_lanes(m_model.features.map().output_dim())) &&
-                              m_query.log_factor < std::numeric_limits<double>::infinity();
+                              m_query.log_factor < std::numeric_limits<double>::infinity() && is_finite(query_vector());
     if (!finite_query) {
       std::fill_n(y, m_d_v, nan);
       return;
     }
     sum_far();
     if (m_model.has_exact_pairs()) sum_exact();
-    divide(m_model.features.norm(m_query.normalized), y, report);
+    divide(
+        {m_model.features.norm(m_query.normalized), static_cast<double>(norm(query_vector())), m_tokens.largest_norm},
+        y, report);
     if (!m_tokens.all_finite) propagate_non_finite_values(y);
   }
 
@@ -125,6 +128,12 @@ class StepRow {
     return sum_of_norms.sum();
   }
 
+  // r of QueryBiases
+  std::span<const T> query_vector() const {
+    if (!m_model.lag_vectors) return {};
+    return {m_query.vector, static_cast<std::size_t>(m_model.lag_vectors->rows())};
+  }
+
   T norm_of_features() const {
     return norm(std::span<const T>(m_query.phi, static_cast<std::size_t>(m_model.features.map().output_dim())));
   }
@@ -132,7 +141,7 @@ class StepRow {
   // adds the exact pairs, whose weights are exp(q.k + b - log_factor)
   void sum_exact() {
     const double largest =
-        m_exact.set_exponents(m_query.normalized, m_model.far_sinks(m_tokens.count), near_first(), m_query.log_factor);
+        m_exact.set_exponents(m_query, m_model.far_sinks(m_tokens.count), near_first(), m_query.log_factor);
     if (largest > m_row.reference) {
       const T factor = static_cast<T>(std::exp(m_row.reference - largest));
       m_row.D *= factor, m_row.terms *= factor;
@@ -150,7 +159,7 @@ class StepRow {
     return sums.weights;
   }
 
-  void divide(double q_norm, T* y, Report& report) {
+  void divide(const typename StepModel<T>::Norms& norms, T* y, Report& report) {
     const bool keeps_precision =
         row_keeps_precision(m_row.D, m_row.largest_value, static_cast<T>(m_tokens.count), m_model.is_positive());
     const bool cancels = m_model.is_exact_fallback() &&
@@ -159,13 +168,12 @@ class StepRow {
     if ((!keeps_precision || cancels) && has_all_keys()) {
       compute_by_softmax();
       ++report.repaired_rows;
-      bound = m_model.error_of_softmax_row(q_norm, m_tokens.largest_norm, m_tokens.count);
+      bound = m_model.error_of_softmax_row(norms, m_tokens.count);
     } else {
       report.failing_rows += !keeps_precision || cancels;
       report.indefinite_rows += m_row.D <= 0;
-      bound = keeps_precision
-                  ? condition() * m_model.error_of_row(q_norm, m_tokens.largest_norm, m_tokens.count, m_weights.slots())
-                  : std::numeric_limits<double>::infinity();
+      bound = keeps_precision ? condition() * m_model.error_of_row(norms, m_tokens.count, m_weights.slots())
+                              : std::numeric_limits<double>::infinity();
     }
     report.error_bound = std::max(report.error_bound, bound);
     if (m_row.D == 0) {
@@ -190,7 +198,7 @@ class StepRow {
   void compute_by_softmax() {
     std::fill_n(m_N, padded_to_lanes(m_d_v), T(0));
     m_row.D = 0;
-    m_row.reference = m_exact.set_exponents(m_query.normalized, 0, m_tokens.first, 0);
+    m_row.reference = m_exact.set_exponents(m_query, 0, m_tokens.first, 0);
     add_exact();
   }
 

@@ -37,6 +37,8 @@ class Fingerprint {
     const Index decays = static_cast<Index>(model.bias.tail().size()), is_fit = decays > 1;
     sum.add(decays), sum.add(is_fit ? 0 : model.bias.slope()), sum.add(model.features.normalization().radius());
     for (Index age = 0; age <= model.bias.table() - is_fit; ++age) sum.add(model.bias(age));
+    for (Index at = 0; model.lag_vectors && at < model.lag_vectors->size(); ++at)
+      sum.add(model.lag_vectors->data()[at]);
     m_hash = sum.value();
 
     Workspace scratch;

@@ -28,22 +28,27 @@ struct TokenRows {
   const T* operator()(Index i) const { return data + i / heads * token_step + i % heads * head_step; }
 };
 
-/// A query or a key and its features phi, without a factor whose logarithm is log_factor.
+/// A query or a key and its features phi, without a factor whose logarithm is log_factor. `vector` has the channels of
+/// a query after its first d: r of QueryBiases.
 template <Real T>
 struct FeatureRow {
   const T* normalized;  // (d)
   T* phi;               // (r), padded with zeros
   double log_factor;
+  const T* vector;  // (rank)  null of a key
 };
 
-/// Several rows as FeatureRow, in scratch memory.
+/// Several rows as FeatureRow, of keys and after them of queries, in scratch memory.
 template <Real T>
 struct FeatureRows {
   T *normalized, *phi, *log_factors;  // (n,d) (n,padded r) (n)
   Index d, r;
+  Index keys;
+  TokenRows<T> queries;
 
   FeatureRow<T> operator()(Index i) const {
-    return {normalized + i * d, phi + i * padded_to_lanes(r), static_cast<double>(log_factors[i])};
+    return {normalized + i * d, phi + i * padded_to_lanes(r), static_cast<double>(log_factors[i]),
+            i < keys ? nullptr : queries(i - keys) + d};
   }
 };
 
@@ -62,8 +67,13 @@ class StepFeatures {
   /// summed, so a map without log-factors must not omit a factor from its keys (feature_map.hpp).
   FeatureRows<T> operator()(const TokenRows<T>& keys, const TokenRows<T>& queries, Workspace& scratch) const {
     const Index n_k = keys.count(), n = n_k + queries.count(), d = map().input_dim(), r = map().output_dim();
-    const FeatureRows<T> rows{scratch.template take<T>(n * d), scratch.template take<T>(n * padded_to_lanes(r)),
-                              scratch.template take<T>(n), d, r};
+    const FeatureRows<T> rows{scratch.template take<T>(n * d),
+                              scratch.template take<T>(n * padded_to_lanes(r)),
+                              scratch.template take<T>(n),
+                              d,
+                              r,
+                              n_k,
+                              queries};
     const Workspace::Scope scope(scratch);
     for (Index i = 0; i < n; ++i) std::copy_n(i < n_k ? keys(i) : queries(i - n_k), d, rows.normalized + i * d);
     normalize(rows, n, scratch);

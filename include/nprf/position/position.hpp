@@ -66,6 +66,13 @@ concept MaybeSmoothPosition = Position<P> && requires(const P& position, const L
   position.tangent(lags, w);
 };
 
+/// A position whose biases of near pairs also depend on the query: QueryBiased (query_biased.hpp). lag_vectors() has a
+/// column for each near lag, or is empty.
+template <class P>
+concept QueryBiasedPosition = Position<P> && requires(const P& position) {
+  { position.lag_vectors() } -> std::same_as<const Matrix<typename P::Scalar>&>;
+};
+
 /// The bias of query token i and key token j, where the query's position is i + offset; a placed position ignores the
 /// offset.
 template <Position P>

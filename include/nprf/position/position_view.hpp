@@ -51,7 +51,8 @@ class PositionView {
       : m_position(&position),
         m_functions(&functions_of<P>),
         m_bias(detail::ReferenceOrValue<LagBias<T>>::of(position.bias())),
-        m_extra(extra_of(position)) {}
+        m_extra(extra_of(position)),
+        m_lag_vectors(lag_vectors_of(position)) {}
 
   /// b as a function of the difference of two slots.
   const LagBias<T>& bias() const { return *m_bias; }
@@ -82,6 +83,11 @@ class PositionView {
   Index pitch() const { return m_functions->pitch != nullptr ? m_functions->pitch(m_position) : 0; }
   /// The biases of the E extra tokens (E,E+2), with the columns that PlacedPosition lists; 0 x 0 if it is not placed.
   const Matrix<T>& extra() const { return *m_extra; }
+
+  /// The vectors of near lags (QueryBiasedPosition), which the position owns; null if it has none.
+  const Matrix<T>* lag_vectors() const { return m_lag_vectors; }
+  /// The channels of queries that belong to such vectors.
+  Index rank() const { return m_lag_vectors ? m_lag_vectors->rows() : 0; }
 
   /// The gradient of the parameters (LearnedPosition). Throws InvalidArgument if the position has no gradient().
   void gradient(Index first, std::span<const double> db, Matrix<double>& d) const {
@@ -134,10 +140,19 @@ class PositionView {
       return detail::ReferenceOrValue<Matrix<T>>::of(Matrix<T>());
   }
 
+  template <class P>
+  static const Matrix<T>* lag_vectors_of(const P& position) {
+    if constexpr (QueryBiasedPosition<P>)
+      return position.lag_vectors().rows() > 0 ? &position.lag_vectors() : nullptr;
+    else
+      return nullptr;
+  }
+
   const void* m_position;
   const Functions* m_functions;
   detail::ReferenceOrValue<LagBias<T>> m_bias;
   detail::ReferenceOrValue<Matrix<T>> m_extra;
+  const Matrix<T>* m_lag_vectors;
 };
 
 }  // namespace nprf

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <vector>
 
+#include "nprf/attention/batch/check_arrays.hpp"
 #include "nprf/attention/batch/head.hpp"
 #include "nprf/core/lags.hpp"
 #include "nprf/core/rows.hpp"
@@ -22,10 +23,13 @@ class PairWeights {
  public:
   PairWeights(const FeatureMapView<T>& features, const PositionView<T>& position, const AttentionOptions& options,
               const MatrixView<T>& q, const MatrixView<T>& k, Index offset, Attends attends)
-      : m_position(position), m_near{options.near, position.pitch(), 0}, m_sinks(options.sinks) {
+      : m_position(position),
+        m_near{options.near, position.pitch(), 0},
+        m_sinks(options.sinks),
+        m_r(q.rightCols(position.rank())) {
     if (!position.is_placed()) m_near.offset = offset;
     if (has_exact_pairs()) {
-      set_with_log_factors(features, options.normalization, q, k);
+      set_with_log_factors(features, options.normalization, q.leftCols(k.cols()), k);
       return;
     }
     const Head<T> head{features, options.normalization, nullptr};
@@ -46,13 +50,13 @@ class PairWeights {
   /// `before` is the number of keys before key j that are not padding.
   double log_scale(Index i, Index j, Index before) const {
     if (!has_exact_pairs()) return 0;
-    return is_exact(i, j, before) ? static_cast<double>(dot(m_q, i, m_k, j)) - m_a[i] : m_b[j];
+    return is_exact(i, j, before) ? static_cast<double>(score(i, j)) - m_a[i] : m_b[j];
   }
 
   /// The weight divided by exp(log_unit).
   long double operator()(Index i, Index j, Index before, long double log_unit) const {
     if (!has_exact_pairs()) return dot(m_A, i, m_B, j);
-    if (is_exact(i, j, before)) return std::exp(dot(m_q, i, m_k, j) - m_a[i] - log_unit);
+    if (is_exact(i, j, before)) return std::exp(score(i, j) - m_a[i] - log_unit);
     return dot(m_A, i, m_B, j) * std::exp(m_b[j] - log_unit);
   }
 
@@ -79,15 +83,26 @@ class PairWeights {
   bool has_exact_pairs() const { return m_near.width > 0 || m_sinks > 0; }
 
   // pairs with an extra token are never near
-  bool is_exact(Index i, Index j, Index before) const {
+  bool is_near(Index i, Index j) const {
     const Index extra = m_position.extra().rows();
-    if (before < m_sinks) return true;
     return i >= extra && j >= extra && m_near.contains(m_position.slot(j - extra) - m_position.slot(i - extra));
+  }
+  bool is_exact(Index i, Index j, Index before) const { return before < m_sinks || is_near(i, j); }
+
+  // q_i.k_j, and of near pairs r_i.R[j-i] (QueryBiased)
+  long double score(Index i, Index j) const {
+    long double sum = dot(m_q, i, m_k, j);
+    if (m_position.rank() == 0 || !is_near(i, j)) return sum;
+    const Matrix<T>& R = *m_position.lag_vectors();
+    for (Index c = 0; c < m_position.rank(); ++c)
+      sum += static_cast<long double>(m_r(i, c)) * R(c, j - i - m_near.range().first);
+    return sum;
   }
 
   PositionView<T> m_position;
   NearLags m_near;
   Index m_sinks;
+  Matrix<T> m_r;       // (n_q,rank)
   Matrix<T> m_q, m_k;  // normalised; empty without exact pairs
   Matrix<T> m_A, m_B;
   Vector<T> m_a, m_b;  // logarithms of the factors of the rows of A and B, with exact pairs
@@ -125,7 +140,8 @@ template <Real T>
 Matrix<T> kernelized_attention(const FeatureMapView<T>& features, const PositionView<T>& position,
                                const AttentionOptions& options, const MatrixView<T>& q, const MatrixView<T>& k,
                                const MatrixView<T>& v, Index offset, Attends attends) {
-  const AttentionShape shape = attention_shape<T>(q, k, v);
+  check_query_channels(q.cols(), features.input_dim(), position.rank());
+  const AttentionShape shape = attention_shape<T>(q.leftCols(features.input_dim()), k, v);
   position.check_tokens(shape.n_q, offset, "queries");
   position.check_tokens(shape.n_k, offset, "keys");
   const bool causal = options.direction == Direction::causal;

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "nprf/attention/batch/check_arrays.hpp"
 #include "nprf/core/error.hpp"
 #include "nprf/core/gemm.hpp"
 #include "nprf/core/lag_bias.hpp"
@@ -161,18 +162,30 @@ class Padding {
   std::span<const bool> m_mask;
 };
 
+/// Adds r.R[lag] (QueryBiased) to the scores s of a query and successive keys: the query is at key `at` of these.
+template <class Row, class R, class Scores>
+void add_query_biases(const Row& r, const R& lag_vectors, Direction direction, Index at, Scores&& s) {
+  const Index lags = lag_vectors.cols(), near = direction == Direction::causal ? lags : (lags + 1) / 2;
+  const Index first = std::max<Index>(at + 1 - near, 0), end = std::min<Index>(at + 1 - near + lags, s.size());
+  if (first < end)
+    s.segment(first, end - first) += (r * lag_vectors.middleCols(first - (at + 1 - near), end - first)).array();
+}
+
 template <Real T>
 Matrix<T> softmax_attention(const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v,
                             const PositionView<T>& position, Direction direction, Normalization normalization,
                             void (*poll)(), std::span<const bool> key_mask, Index offset, CompiledFlags<T>) {
   constexpr Index tile_rows = 128, tile_cols = 256;
   constexpr T minus_infinity = -std::numeric_limits<T>::infinity();
-  const AttentionShape shape = attention_shape<T>(q, k, v);
+  const Index rank = position.rank();
+  check_query_channels(q.cols(), k.cols(), rank);
+  const MatrixView<T> r = q.rightCols(rank), of_scores = q.leftCols(k.cols());
+  const AttentionShape shape = attention_shape<T>(of_scores, k, v);
   const Index n_q = shape.n_q, n_k = shape.n_k, d_v = shape.d_v;
   const Padding padding(key_mask, n_k);
 
-  const Matrix<T> qs = rows_scaled_by<T>(entries_of(normalization.row_scale<T>(q)), q);              // (n_q,d)
-  const Matrix<T> kt = rows_scaled_by<T>(entries_of(normalization.row_scale<T>(k)), k).transpose();  // (d,n_k)
+  const Matrix<T> qs = rows_scaled_by<T>(entries_of(normalization.row_scale<T>(of_scores)), of_scores);  // (n_q,d)
+  const Matrix<T> kt = rows_scaled_by<T>(entries_of(normalization.row_scale<T>(k)), k).transpose();      // (d,n_k)
   const BiasRows<T> b(position, direction, n_q, n_k, offset);
   const bool any_masked = b.any_masked(), may_be_nan = !has_finite_entries(qs) || !has_finite_entries(kt);
   const Matrix<T> kept = padding.template without<T>(v);
@@ -194,6 +207,7 @@ Matrix<T> softmax_attention(const MatrixView<T>& q, const MatrixView<T>& k, cons
         auto s = S.row(i).array();
         const auto bias = biases.row(i, j0, cols);
         s += bias;
+        if (rank > 0) add_query_biases(r.row(i0 + i), *position.lag_vectors(), direction, i0 + i + offset - j0, s);
         padding.fill(s, j0, minus_infinity);
         // the largest entry that is not NaN: the NaN of a key that the row attends to makes the sum NaN, the NaN of any
         // other key has no effect

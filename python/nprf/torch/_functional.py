@@ -443,6 +443,8 @@ class _Call(NamedTuple):
         packing = _packing(self.cumulative_lengths, self.key_cumulative_lengths)
         if q.is_cuda:
             _check_options_on_gpu(options)
+            if extra is not None and not options.position.startswith("grid"):
+                raise ValueError("query_bias: expected None on a GPU, got one")
             packing = None if packing is None else packing.cpu()  # waits for it once; it has no place in CUDA graphs
         key_mask = _key_mask(self.padding, self.lengths, k, options.tokens_first)
         of_parameters = torch.float32 if q.dtype in _halves else q.dtype
@@ -464,6 +466,24 @@ class _Call(NamedTuple):
         if found.numel() != 1:
             raise ValueError(f"offset: expected one integer, got the shape {list(found.shape)}")
         return found
+
+
+def _with_query_bias(q: Tensor, query_bias: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """q with the channels of r, and the vectors of lags."""
+    r, lag_vectors = query_bias
+    for name, x in (("queries", q), ("query_bias", r), ("query_bias", lag_vectors)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
+    if q.dim() == 0 or r.shape[:-1] != q.shape[:-1]:
+        raise ValueError(
+            f"query_bias: expected r of the shape {[*q.shape[:-1], 'rank']}, as the queries, got {list(r.shape)}"
+        )
+    if lag_vectors.dim() not in (2, 3) or lag_vectors.shape[-2] != r.shape[-1]:
+        raise ValueError(
+            f"query_bias: expected vectors of lags of the shape [{r.shape[-1]}, lags], or with heads in front, got "
+            f"{list(lag_vectors.shape)}"
+        )
+    return torch.cat([q, r.to(q.dtype)], -1), lag_vectors
 
 
 def _attend_in_a_graph(call: _Call, features: Union[Features, NamedMap]) -> Tensor:
@@ -577,6 +597,7 @@ class AttentionOptions(TypedDict, total=False):
     cumulative_lengths: Optional[Integers]
     key_cumulative_lengths: Optional[Integers]
     extra: Optional[Tensor]
+    query_bias: Optional[tuple[Tensor, Tensor]]
     layout: str
     offset: Union[None, int, Tensor]
     tolerance: float
@@ -625,6 +646,7 @@ def attention(
     cumulative_lengths: Optional[Integers] = None,
     key_cumulative_lengths: Optional[Integers] = None,
     extra: Optional[Tensor] = None,
+    query_bias: Optional[tuple[Tensor, Tensor]] = None,
     layout: str = "heads_first",
     offset: Union[None, int, Tensor] = None,
     tolerance: float = 0.0,
@@ -636,7 +658,7 @@ def attention(
     gradient_report: Optional[ReportGradients] = None,
     **unknown: Any,
 ) -> Union[Tensor, tuple[Tensor, Report]]:
-    """Kernelized attention with a relative position bias, with gradients of q, k, v, bias and extra.
+    """Kernelized attention with a relative position bias, with gradients of q, k, v, bias, extra and query_bias.
 
     q [batch, heads, n_q, d], k [batch, heads_k, n_k, d], v [batch, heads_k, n_k, d_v] -> y [batch, heads, n_q, d_v];
     with layout="tokens_first" [batch, tokens, heads, d]. Any strides; tensors whose d numbers of a token are not
@@ -647,6 +669,9 @@ def attention(
     ("t5", max_distance) [buckets], "alibi" [], ("grid", H, W) [2H-1, 2W-1] with extra [E, E+2] for E extra tokens; both
     None: there are no biases. "smooth_table" is a table [2R+1] that is smooth far from lag 0, which the caller computes
     from a few parameters, such as a SplineBias or FIRE's network; its gradient may be that of a smooth table near it.
+    query_bias: (r, R), r_i . R[j - i] is added to the bias of pairs less than `near` tokens apart, r [batch, heads, n_q,
+    rank] as q, R [rank, lags] or [heads, rank, lags] with a column for each near lag, from 1 - near to 0 if causal, else
+    to near - 1; with gradients of both; not with a grid, and ValueError on a GPU.
     bias_layout: "heads_first", such as [heads, buckets], or "heads_last", as the weight of an nn.Embedding has them,
     which may also be given itself; None: heads first, ValueError if they may be last. key_padding_mask: as in
     nn.MultiheadAttention [batch, n_k], bool, where True is padding, or of numbers, 0, or -inf or at most -1000 for
@@ -692,6 +717,10 @@ def attention(
         raise ValueError(f"bias: expected the parameters of position={position!r}, got None")
     if extra is not None and not named_position.startswith("grid"):
         raise ValueError(f"extra: expected None without a grid, got biases with position={position!r}")
+    if query_bias is not None:
+        if named_position.startswith("grid"):
+            raise ValueError("query_bias: expected None with a grid, got one")
+        q, extra = _with_query_bias(q, query_bias)
     if gradient_report is not None and not callable(gradient_report):
         raise TypeError(f"gradient_report: expected a function, got {type(gradient_report).__name__}")
     if softmax_samples != 0 and not bool_of(report, "report"):

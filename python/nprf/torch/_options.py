@@ -16,7 +16,8 @@ from ..positions import T5, Alibi, Grid, Position, RelativePosition
 
 
 class Arguments(NamedTuple):
-    """The tensors of a call."""
+    """The tensors of a call. extra: the biases of a grid's extra tokens; or, without a grid, vectors of lags
+    [rank, lags], with or without heads in front, whose queries have rank more channels."""
 
     q: Tensor
     k: Tensor
@@ -136,6 +137,9 @@ def check_extra(extra: Tensor, heads: int) -> None:
 
 
 def _positions_of(native: Native, bias: Optional[Tensor], extra: Optional[Tensor], position: str, causal: bool) -> Any:
+    if extra is not None and not position.startswith("grid"):
+        found = _positions_of(native, bias, None, position, causal)
+        return found.with_lag_vectors(to_dlpack(extra.reshape(-1, extra.shape[-2] * extra.shape[-1])), extra.shape[-2])
     if bias is None:
         return _no_positions[native.name]
     kind, *sizes = position.split(":")

@@ -68,6 +68,22 @@ class BatchPool {
   std::vector<std::unique_ptr<Batch<T>>> m_free;
 };
 
+/// Throws InvalidArgument unless the position has no vectors of lags, as the first position, or one for each near lag,
+/// of the first position's rank.
+template <Real T>
+void check_lag_vectors(const PositionView<T>& position, const HeadModels<T>& heads) {
+  require(position.rank() == heads.rank(), "positions: expected lag_vectors of rank ", heads.rank(),
+          " of all heads, got ", position.rank());
+  if (position.rank() == 0) return;
+  const AttentionOptions& options = heads.options();
+  require(!position.is_placed(), "position: expected none with lag_vectors that assigns slots to tokens, got one");
+  require(options.near > 0, "near: expected more than 0 for a position with lag_vectors, got 0");
+  const Index lags = options.direction == Direction::causal ? options.near : 2 * options.near - 1,
+              columns = position.lag_vectors()->cols();
+  require(columns == lags, "lag_vectors: expected ", lags, " columns (one for each lag of the near field), got ",
+          columns);
+}
+
 template <Real T>
 AttentionCore<T>::AttentionCore(CompiledFlags<T>) : m_pool(std::make_shared<BatchPool<T>>()) {}
 
@@ -93,13 +109,14 @@ void AttentionCore<T>::check(const HeadModels<T>& heads) {
   };
   check_exact(heads.options().near, "near");
   check_exact(heads.options().sinks, "sinks");
+  for (std::size_t p = 0; p < positions; ++p) check_lag_vectors(heads.position(p), heads);
 }
 
 template <Real T>
 void AttentionCore<T>::forward(const HeadModels<T>& heads, const HeadsView<const T>& q, const HeadsView<const T>& k,
                                const HeadsView<const T>& v, const HeadsView<T>& y, const CallOptions& call,
                                Saved<T>* saved, Lengths lengths) const {
-  check_attention_arrays<T>(q, k, v, y, heads.feature_map(0).input_dim(), heads.count());
+  check_attention_arrays<T>(q, k, v, y, heads.feature_map(0).input_dim(), heads.rank(), heads.count());
   const typename BatchPool<T>::Lease batch(*m_pool);
   batch->forward(heads, q, k, v, y, call, saved, lengths);
   if (saved) saved->m_attention = m_identity;
@@ -108,18 +125,20 @@ void AttentionCore<T>::forward(const HeadModels<T>& heads, const HeadsView<const
 template <Real T>
 void AttentionCore<T>::backward(const HeadModels<T>& heads, const Saved<T>& saved, const HeadsView<const T>& dy,
                                 const HeadsView<T>& dq, const HeadsView<T>& dk, const HeadsView<T>& dv,
-                                std::vector<Matrix<T>>& dbias, std::vector<Matrix<T>>* dextra,
-                                GradientReport* report) const {
+                                std::vector<Matrix<T>>& dbias, std::vector<Matrix<T>>* dextra, GradientReport* report,
+                                std::vector<Matrix<T>>* dlag_vectors) const {
   check_saved(saved);
-  check_gradient_arrays<T>(saved.m_sizes, saved.m_batch, saved.m_heads, saved.m_kv_heads, dy, dq, dk, dv);
+  check_gradient_arrays<T>(saved.m_sizes, heads.rank(), saved.m_batch, saved.m_heads, saved.m_kv_heads, dy, dq, dk, dv);
   const typename BatchPool<T>::Lease batch(*m_pool);
   const GradientReport call_report = batch->backward(heads, saved, dy, dq, dk, dv);
   if (report) *report = call_report;
   dbias.resize(static_cast<std::size_t>(saved.m_heads));
   if (dextra) dextra->resize(dbias.size());
+  if (dlag_vectors) dlag_vectors->resize(dbias.size());
   for (std::size_t h = 0; h < dbias.size(); ++h) {
     assign(dbias[h], batch->dbias(static_cast<Index>(h)).template cast<T>());
     if (dextra) assign((*dextra)[h], batch->dextra(static_cast<Index>(h)).template cast<T>());
+    if (dlag_vectors) assign((*dlag_vectors)[h], batch->dlag_vectors(static_cast<Index>(h)).template cast<T>());
   }
 }
 

@@ -28,7 +28,7 @@ namespace nprf {
 /// The gradients with respect to queries, keys and values of one sequence, in the caller's storage.
 template <Real T>
 struct SequenceGradients {
-  MatrixRef<T> dq, dk, dv;  // (n_q,d) (n_k,d) (n_k,d_v)
+  MatrixRef<T> dq, dk, dv;  // (n_q,d+rank) (n_k,d) (n_k,d_v)
 };
 
 /// The gradients of a ForwardPass for dy (n_q,d_v), in stages:
@@ -70,18 +70,20 @@ class BackwardPass {
                   workspace().template matrix<T>(n_k(), saved.A.cols()),
                   workspace().template matrix<T>(n_k(), dy.cols() + 1)},
         m_exact{workspace().template matrix<T>(has_exact_pairs() ? n_q() : 0, saved.queries.normalized.cols()),
-                workspace().template matrix<T>(has_exact_pairs() ? n_k() : 0, saved.queries.normalized.cols())} {}
+                workspace().template matrix<T>(has_exact_pairs() ? n_k() : 0, saved.queries.normalized.cols()),
+                workspace().template matrix<T>(n_q(), saved.r.cols())} {}
 
   /// Sets dq, dk and dv; adds to db and to the report.
   void run(SequenceGradients<T> out, const BiasGradient& db, GradientReport& report) {
-    const BiasGradient scaled{zeros(db.lags.size()), zeros(db.border.size())};
+    const BiasGradient scaled{zeros(db.lags.size()), zeros(db.border.size()), zeros(db.lag_vectors.size())};
     const toeplitz::GradientChecks checks = contract(scaled);
     if (!m_saved.recomputed_rows.empty()) recompute_rows(scaled);
     if (has_exact_pairs()) add_exact_pairs(scaled);
     add_bias_gradients(scaled, db);
     auto compact = workspace().template matrix<T>(has_gaps(out) ? n_k() : 0, out.dk.cols());
     MatrixRef<T> dk = has_gaps(out) ? MatrixRef<T>(compact) : out.dk;
-    compute_input_gradients(out.dq, dk);
+    compute_input_gradients(out.dq.leftCols(dk.cols()), dk);
+    set_query_vector_gradients(out.dq.rightCols(m_saved.r.cols()));
     m_non_finite.propagate(out.dq, dk, m_factors.dU, db, m_team);
     write_key_gradients(dk, out);
     if (n_q() > 0 && n_k() > 0) add_to(report, checks);
@@ -97,6 +99,7 @@ class BackwardPass {
   // of the scores of exact pairs; empty: there are no exact pairs
   struct ExactGradients {
     MatrixMap<T> dq, dk;  // (n_q,d) (n_k,d)
+    MatrixMap<T> dr;      // (n_q,rank)
   };
 
   Index n_q() const { return m_saved.A.rows(); }
@@ -189,13 +192,15 @@ class BackwardPass {
     const double* log_scales = m_saved.row_log_scales.data();
     m_exact.dq.setZero();
     m_exact.dk.setZero();
+    m_exact.dr.setZero();
     const LagProblem<T>& problem = m_position.problem();
-    const FieldGradients<T> out{m_exact.dq, m_exact.dk, m_factors.dU, db};
-    const MatrixView<T> G = rows_of_engine().G;
-    for_each_field(problem, m_keys, q, k, m_team,
+    const FieldGradients<T> out{m_exact.dq, m_exact.dk, m_factors.dU, m_exact.dr, db};
+    const MatrixView<T> G = rows_of_engine().G, r = finite_rows<T>(m_saved.r, workspace());
+    const QueryBiases<T> query_biases = m_position.query_biases(r);
+    for_each_field(problem, m_keys, q, k, query_biases, m_team,
                    [&](const auto& field) { field.add_gradients(U, G, log_scales, m_scaled.exponents(), out); });
     if (!m_saved.softmax_rows.empty())
-      SoftmaxRows<T>(m_saved.softmax_rows, problem, m_keys, q, k, m_team)
+      SoftmaxRows<T>(m_saved.softmax_rows, problem, m_keys, q, k, query_biases, m_team)
           .backward(U, m_scaled.G(), log_scales, m_scaled.exponents(), out);
   }
 
@@ -203,6 +208,15 @@ class BackwardPass {
     for (std::size_t l = 0; l < db.lags.size(); ++l) db.lags[l] += std::ldexp(scaled.lags[l], m_scaled.exponent());
     for (std::size_t at = 0; at < db.border.size(); ++at)
       db.border[at] += std::ldexp(scaled.border[at], m_scaled.exponent());
+    for (std::size_t at = 0; at < db.lag_vectors.size(); ++at)
+      db.lag_vectors[at] += std::ldexp(scaled.lag_vectors[at], m_scaled.exponent());
+  }
+
+  // sets dr (n_q,rank)
+  void set_query_vector_gradients(MatrixRef<T> dr) const {
+    dr = m_exact.dr;
+    for (Index i = 0; i < n_q(); ++i)
+      scale_by_power_of_two<T>(m_scaled.exponent() + m_scaled.exponents()[i], dr.row(i));
   }
 
   // whether some keys are padding

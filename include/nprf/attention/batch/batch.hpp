@@ -50,6 +50,8 @@ class Batch {
   /// biases of its extra tokens (Gradients::extra).
   const Matrix<double>& dbias(Index h) const { return m_dbias[static_cast<std::size_t>(h)]; }
   const Matrix<double>& dextra(Index h) const { return m_dextra[static_cast<std::size_t>(h)]; }
+  /// And that of its vectors of lags (Gradients::lag_vectors).
+  const Matrix<double>& dlag_vectors(Index h) const { return m_dlag_vectors[static_cast<std::size_t>(h)]; }
 
  private:
   // at the end of a call: releases the tables that refer to workspaces, and merges the blocks of the workspaces for the
@@ -80,15 +82,17 @@ class Batch {
   static Rows part_of(Rows x, Index first, Index count) {
     return {x.data() + first * x.outerStride(), count, x.cols(), Eigen::OuterStride<>(x.outerStride())};
   }
-  // the inputs of segment x of a head of sequence b; q, k and v have all rows of the head
+  // the inputs of segment x of a head of sequence b; q, k and v have all rows of the head, and q the channels of r too
   template <class Rows>
   static SequenceInputs<T> inputs_of(const Rows& q, const Rows& k, const Rows& v, const Segment& x, Index b,
                                      const CallOptions& call) {
+    const Rows queries = part_of(q, x.q_begin, x.n_q);
     const Index n_k = k.rows(), end = call.lengths.empty() ? n_k : call.lengths[static_cast<std::size_t>(b)];
     const auto first = static_cast<std::size_t>(b * n_k + x.k_begin), count = static_cast<std::size_t>(x.n_k);
-    return {.q = part_of(q, x.q_begin, x.n_q),
+    return {.q = queries.leftCols(k.cols()),
             .k = part_of(k, x.k_begin, x.n_k),
             .v = part_of(v, x.k_begin, x.n_k),
+            .r = queries.rightCols(q.cols() - k.cols()),
             .mask = call.key_mask.empty() ? std::span<const bool>() : call.key_mask.subspan(first, count),
             .length = std::min(x.n_k, end),
             .compared_rows = call.softmax_samples,
@@ -178,8 +182,8 @@ class Batch {
   std::vector<SoftmaxDifference> m_differences;
   std::vector<GradientReport> m_gradient_reports;
   std::vector<BiasGradient> m_bias_gradients;
-  std::vector<Matrix<double>> m_dbias, m_dextra;  // one for each head
-  std::vector<Matrix<double>> m_zero_parameters;  // zeros in the shape of each position's parameters
+  std::vector<Matrix<double>> m_dbias, m_dextra, m_dlag_vectors;  // one for each head
+  std::vector<Matrix<double>> m_zero_parameters;                  // zeros in the shape of each position's parameters
 };
 
 #if NPRF_X86_64_LEVELS  // levels.hpp
@@ -205,9 +209,7 @@ template <Real T>
 void Batch<T>::forward(const HeadModels<T>& heads, const HeadsView<const T>& q, const HeadsView<const T>& k,
                        const HeadsView<const T>& v, const HeadsView<T>& y, const CallOptions& call, Saved<T>* saved,
                        Lengths lengths) {
-  const Index n_k = k.tokens, d_v = v.channels, input_dim = heads.feature_map(0).input_dim();
-  require(q.channels == input_dim, "queries: expected ", input_dim, " columns (the feature map's input_dim), got ",
-          q.channels);
+  const Index n_k = k.tokens, d_v = v.channels;
   require(call.tolerance >= 0, "tolerance: expected 0 or more, got ", call.tolerance);
   require(call.softmax_samples >= 0, "softmax_samples: expected 0 or more, got ", call.softmax_samples);
   require(call.softmax_samples == 0 || call.report, "softmax_samples: expected 0 without a report, got ",
@@ -249,7 +251,7 @@ void Batch<T>::forward(const HeadModels<T>& heads, const HeadsView<const T>& q, 
   });
   if (call.report) *call.report = report(team);
   if (saved) {
-    saved->m_sizes = {q.tokens, n_k, q.channels, d_v};
+    saved->m_sizes = {q.tokens, n_k, k.channels, d_v};
     saved->m_batch = q.batch;
     saved->m_heads = q.heads;
     saved->m_kv_heads = k.heads;
@@ -292,6 +294,7 @@ GradientReport Batch<T>::backward(const HeadModels<T>& heads, const Saved<T>& sa
   }
   m_dbias.resize(static_cast<std::size_t>(saved.m_heads));
   m_dextra.resize(m_dbias.size());
+  m_dlag_vectors.resize(m_dbias.size());
   for (Index h = 0; h < saved.m_heads; ++h) sum_bias_gradients(heads, saved, h, workspace);
   return gradient_report(team);
 }
@@ -306,14 +309,18 @@ void Batch<T>::allocate_bias_gradients(const HeadModels<T>& heads, const Saved<T
     const Item item = item_at(static_cast<Index>(index), saved.m_heads, saved.m_segments.size());
     const LagProblem<T>& problem = position_of(heads, item).problem();
     const bool has_parameters = m_zero_parameters[heads.position_of(item.h)].size() > 0;
-    const Index lags = has_parameters ? problem.lags.size() : 0, E = problem.border.count, border = E * (E + 2);
-    double* sums = workspace.take<double>(lags + border);
-    std::fill_n(sums, lags + border, 0.0);
-    m_bias_gradients[index] = {{sums, static_cast<std::size_t>(lags)}, {sums + lags, static_cast<std::size_t>(border)}};
+    const Matrix<T>* R = heads.position(heads.position_of(item.h)).lag_vectors();
+    const auto zeros = [&](Index count) {
+      double* sums = workspace.take<double>(count);
+      std::fill_n(sums, count, 0.0);
+      return std::span<double>(sums, static_cast<std::size_t>(count));
+    };
+    m_bias_gradients[index] = {zeros(has_parameters ? problem.lags.size() : 0), zeros(problem.border.size()),
+                               zeros(R ? R->size() : 0)};
   }
 }
 
-// sets dbias and dextra of head h to the sums over the sequences
+// sets dbias, dextra and dlag_vectors of head h to the sums over the sequences
 template <Real T>
 void Batch<T>::sum_bias_gradients(const HeadModels<T>& heads, const Saved<T>& saved, Index h, Workspace& workspace) {
   const Workspace::Scope scope(workspace);
@@ -321,6 +328,8 @@ void Batch<T>::sum_bias_gradients(const HeadModels<T>& heads, const Saved<T>& sa
   const PositionView<T> position = heads.position(p);
   Matrix<double>& dextra = m_dextra[static_cast<std::size_t>(h)];
   dextra.setZero(position.extra().rows(), position.extra().cols());
+  Matrix<double>& dlag_vectors = m_dlag_vectors[static_cast<std::size_t>(h)];
+  dlag_vectors.setZero(position.rank(), position.rank() > 0 ? position.lag_vectors()->cols() : 0);
   const LagRange lags = m_positions[p].distances();
   const std::span<double> all(workspace.take<double>(lags.size()), static_cast<std::size_t>(lags.size()));
   std::ranges::fill(all, 0.0);
@@ -331,6 +340,7 @@ void Batch<T>::sum_bias_gradients(const HeadModels<T>& heads, const Saved<T>& sa
       const Index first = problem.lags.first - problem.offset - lags.first;
       for (std::size_t l = 0; l < one.lags.size(); ++l) all[static_cast<std::size_t>(first) + l] += one.lags[l];
       for (std::size_t e = 0; e < one.border.size(); ++e) dextra.data()[e] += one.border[e];
+      for (std::size_t e = 0; e < one.lag_vectors.size(); ++e) dlag_vectors.data()[e] += one.lag_vectors[e];
     }
   position.gradient(lags.first, m_zero_parameters[p].size() > 0 ? all : all.first(0),
                     m_dbias[static_cast<std::size_t>(h)]);

@@ -88,6 +88,15 @@ inline void check_head_counts(Index heads, Index heads_k, Index heads_of_model) 
           heads, " (of queries) is a multiple of, got ", heads_k);
 }
 
+/// Throws InvalidArgument unless queries have `input_dim` channels, those of the feature map, and `rank` more, those of
+/// the position's vectors of lags.
+inline void check_query_channels(Index channels, Index input_dim, Index rank) {
+  require(rank > 0 || channels == input_dim, "queries: expected ", input_dim,
+          " columns (the feature map's input_dim), got ", channels);
+  require(channels == input_dim + rank, "queries: expected ", input_dim + rank,
+          " columns (the feature map's input_dim and the rank of the position's lag_vectors), got ", channels);
+}
+
 /// Throws InvalidArgument unless all of this holds: the view has this shape; its size in bytes does not overflow; no
 /// stride is negative, and the stride of tokens is at least `channels`; its data are not null, or its size is zero.
 template <class T>
@@ -138,32 +147,31 @@ void check_output(const HeadsView<T>& x, const char* name, Index batch, Index he
   }
 }
 
-/// Throws InvalidArgument unless these are the arrays of a call of an attention whose feature maps have input_dim:
-/// q [b,h,n_q,d] k [b,h_k,n_k,d] v [b,h_k,n_k,d_v] y [b,h,n_q,d_v], where y shares no memory with the others.
-/// heads_of_model: as for check_head_counts().
+/// Throws InvalidArgument unless these are the arrays of a call of an attention whose feature maps have input_dim, and
+/// whose vectors of lags have that rank: q [b,h,n_q,d+rank] k [b,h_k,n_k,d] v [b,h_k,n_k,d_v] y [b,h,n_q,d_v], where y
+/// shares no memory with the others. heads_of_model: as for check_head_counts().
 template <Real T>
 void check_attention_arrays(const HeadsView<const T>& q, const HeadsView<const T>& k, const HeadsView<const T>& v,
-                            const HeadsView<T>& y, Index input_dim, Index heads_of_model) {
+                            const HeadsView<T>& y, Index input_dim, Index rank, Index heads_of_model) {
   check_heads(q, "queries", q.batch, q.heads, q.tokens, q.channels);
-  require(q.channels == input_dim, "queries: expected ", input_dim, " columns (the feature map's input_dim), got ",
-          q.channels);
+  check_query_channels(q.channels, input_dim, rank);
   check_head_counts(q.heads, k.heads, heads_of_model);
-  check_heads(k, "keys", q.batch, k.heads, k.tokens, q.channels);
+  check_heads(k, "keys", q.batch, k.heads, k.tokens, input_dim);
   check_heads(v, "values", q.batch, k.heads, k.tokens, v.channels);
   check_output(y, "y", q.batch, q.heads, q.tokens, v.channels);
   require(!detail::may_overlap(y, q) && !detail::may_overlap(y, k) && !detail::may_overlap(y, v),
           "y: expected an array that shares no memory with queries, keys and values, got one that does");
 }
 
-/// Throws InvalidArgument unless these are the arrays of the gradients of such a call: dy [b,h,n_q,d_v] dq [b,h,n_q,d]
-/// dk [b,h_k,n_k,d] dv [b,h_k,n_k,d_v], where no array shares memory with another.
+/// Throws InvalidArgument unless these are the arrays of the gradients of such a call: dy [b,h,n_q,d_v]
+/// dq [b,h,n_q,d+rank] dk [b,h_k,n_k,d] dv [b,h_k,n_k,d_v], where no array shares memory with another.
 template <Real T>
-void check_gradient_arrays(const AttentionShape& shape, Index batch, Index heads, Index heads_k,
+void check_gradient_arrays(const AttentionShape& shape, Index rank, Index batch, Index heads, Index heads_k,
                            const HeadsView<const T>& dy, const HeadsView<T>& dq, const HeadsView<T>& dk,
                            const HeadsView<T>& dv) {
   const auto [n_q, n_k, d, d_v] = shape;
   check_heads(dy, "dy", batch, heads, n_q, d_v);
-  check_output(dq, "dq", batch, heads, n_q, d);
+  check_output(dq, "dq", batch, heads, n_q, d + rank);
   check_output(dk, "dk", batch, heads_k, n_k, d);
   check_output(dv, "dv", batch, heads_k, n_k, d_v);
   const auto is_apart = [&](const HeadsView<T>& x, const auto&... others) {

@@ -107,7 +107,8 @@ class ForwardPass {
     const double q_norm = head.largest_norm(m_rows.q.rows()), k_norm = head.largest_norm(m_rows.k.rows()),
                  spread = position.problem().bias_spread();
     const Index r = m_rows.A.cols(), n_k = m_rows.n_k();
-    m_row_errors.by_softmax = error_of_softmax<T>(m_x.q.cols(), q_norm * k_norm, spread, n_k);
+    m_row_errors.by_softmax = error_of_softmax<T>(m_x.q.cols() + m_x.r.cols(),
+                                                  q_norm * k_norm + position.bound_of_query_biases(m_x.r), spread, n_k);
     const double of_inputs = error_of_weights<T>(spread) + position.products().deviation(m_product.product()) +
                              features().relative_error(q_norm) + features().relative_error(k_norm) +
                              (m_rows.has_exact_pairs() ? m_row_errors.by_softmax : 0);
@@ -212,7 +213,8 @@ class ForwardPass {
   const ExactPairs<T>& exact_pairs() {
     if (!m_exact_pairs)
       m_exact_pairs.emplace(m_rows.position.problem(), m_rows.keys, m_rows.normalized_queries(),
-                            m_rows.normalized_keys(), m_product.values().rows(), m_team);
+                            m_rows.normalized_keys(), m_product.values().rows(), m_rows.position.query_biases(m_x.r),
+                            m_team);
     return *m_exact_pairs;
   }
 
@@ -236,6 +238,7 @@ class ForwardPass {
       m_rows.normalized_keys();
     }
     save_row_log_scales();
+    assign(saved.r, m_x.r);
     saved.queries.short_rows.assign(m_rows.q.indices().begin(), m_rows.q.indices().end());
     saved.keys.short_rows.assign(m_rows.k.indices().begin(), m_rows.k.indices().end());
     saved.engine_used_log_scales = m_product.factors().key_log_scales != nullptr;

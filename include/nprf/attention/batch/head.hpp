@@ -70,11 +70,12 @@ struct Head {
   }
 };
 
-/// The queries, keys and values of one sequence of a head. Keys from `length` on and keys whose mask is false are
-/// padding, which is not read.
+/// The queries, keys and values of one sequence of a head, with the vectors r of the queries. Keys from `length` on and
+/// keys whose mask is false are padding, which is not read.
 template <Real T>
 struct SequenceInputs {
   MatrixView<T> q, k, v;       // (n_q,d) (n_k,d) (n_k,d_v)
+  MatrixView<T> r;             // (n_q,rank) of QueryBiases
   std::span<const bool> mask;  // (n_k); empty: all true
   Index length;
   double tolerance = 0;

@@ -9,6 +9,7 @@
 #include "nprf/attention/exact/exponential_weights.hpp"
 #include "nprf/attention/exact/softmax_tile.hpp"
 #include "nprf/attention/fallback/row_error_bound.hpp"
+#include "nprf/attention/weights/query_biases.hpp"
 #include "nprf/attention/weights/row_biases.hpp"
 #include "nprf/core/lag_problem.hpp"
 #include "nprf/core/lags.hpp"
@@ -77,8 +78,11 @@ class ExactField {
  public:
   /// For all pairs of a problem, normalised queries q (n_q,d) and keys k (n_k,d); the keys must be finite.
   ExactField(const LagProblem<T>& problem, const Placement& keys, const MatrixView<T>& q, const MatrixView<T>& k,
-             const Team& team)
-      : m_biases(problem, keys, nullptr, RowSubset::all(q.rows(), team), team), m_q(q), m_k(k), m_team(team) {}
+             const Team& team, const QueryBiases<T>& query_biases = {})
+      : m_biases(problem, keys, nullptr, RowSubset::all(q.rows(), team), team, query_biases),
+        m_q(q),
+        m_k(k),
+        m_team(team) {}
 
   /// Adds the field's pairs, for values v (n_k,d_v), to N_i and D_i of `far`, and their weights to the terms of
   /// `errors`. Where the sum of these weights is larger than that of the other pairs, the log-scale of row i becomes

@@ -8,6 +8,7 @@
 #include "nprf/attention/exact/softmax_difference.hpp"
 #include "nprf/attention/exact/softmax_rows.hpp"
 #include "nprf/attention/fallback/row_error_bound.hpp"
+#include "nprf/attention/weights/query_biases.hpp"
 #include "nprf/core/lag_problem.hpp"
 #include "nprf/core/rows.hpp"
 #include "nprf/core/slots.hpp"
@@ -20,7 +21,8 @@ namespace nprf {
 /// queries q (n_q,d) and keys k (n_k,d).
 template <Real T, class Use>
 void for_each_field(const LagProblem<T>& problem, const Placement& keys, const std::type_identity_t<MatrixView<T>>& q,
-                    const std::type_identity_t<MatrixView<T>>& k, const Team& team, Use&& use) {
+                    const std::type_identity_t<MatrixView<T>>& k, const QueryBiases<T>& query_biases, const Team& team,
+                    Use&& use) {
   Workspace& workspace = team.workspace();
   if (problem.sinks > 0) {
     const Workspace::Scope scope(workspace);
@@ -28,7 +30,7 @@ void for_each_field(const LagProblem<T>& problem, const Placement& keys, const s
   }
   if (problem.near.width > 0) {
     const Workspace::Scope scope(workspace);
-    use(ExactField<T>(near_pairs(problem, workspace), keys, q, k, team));
+    use(ExactField<T>(near_pairs(problem, workspace), keys, q, k, team, query_biases));
   }
 }
 
@@ -40,18 +42,25 @@ class ExactPairs {
   /// For normalised queries q (n_q,d) and keys k (n_k,d), and values v (n_k,d_v). All values must be finite; non-finite
   /// keys are replaced by zeros.
   ExactPairs(const LagProblem<T>& problem, const Placement& keys, const MatrixView<T>& q, const MatrixView<T>& k,
-             const MatrixView<T>& v, const Team& team)
-      : m_problem(problem), m_keys(keys), m_q(q), m_k(finite_rows<T>(k, team.workspace())), m_v(v), m_team(team) {}
+             const MatrixView<T>& v, const QueryBiases<T>& query_biases, const Team& team)
+      : m_problem(problem),
+        m_keys(keys),
+        m_q(q),
+        m_k(finite_rows<T>(k, team.workspace())),
+        m_v(v),
+        m_query_biases(query_biases),
+        m_team(team) {}
 
   /// Adds the sinks and the near field to the sums of far pairs (ExactField::add).
   void add_fields(FarSums<T> far, RowErrorBound<T>& errors) const {
-    for_each_field(m_problem, m_keys, m_q, m_k, m_team, [&](const auto& field) { field.add(m_v, far, errors); });
+    for_each_field(m_problem, m_keys, m_q, m_k, m_query_biases, m_team,
+                   [&](const auto& field) { field.add(m_v, far, errors); });
   }
 
   /// Calls emit(i, y_i, log_scale) for each i of `rows`, where y_i is the row of exact softmax (SoftmaxRows::forward).
   template <class Emit>
   void for_each_softmax_row(std::span<const Index> rows, Emit&& emit) const {
-    SoftmaxRows<T>(rows, m_problem, m_keys, m_q, m_k, m_team).forward(m_v, emit);
+    SoftmaxRows<T>(rows, m_problem, m_keys, m_q, m_k, m_query_biases, m_team).forward(m_v, emit);
   }
 
   /// Returns how the rows i of y (n_q,d_v), for each i of `rows`, differ from exact softmax.
@@ -73,6 +82,7 @@ class ExactPairs {
   const LagProblem<T>& m_problem;
   const Placement& m_keys;
   MatrixView<T> m_q, m_k, m_v;
+  QueryBiases<T> m_query_biases;
   const Team& m_team;
 };
 

@@ -84,10 +84,12 @@ struct ExponentialSums {
   const int* exponents;               // (rows)  what a row adds to dk, dU and db gets the factor 2^exponent
 };
 
-/// The gradients of exponential weights by q, k, U = [v 1] and b, in the caller's storage. All are added to.
+/// The gradients of exponential weights by q, k, U = [v 1], r (QueryBiases) and b, in the caller's storage. All are
+/// added to.
 template <Real T>
 struct FieldGradients {
   MatrixRef<T> dq, dk, dU;  // (rows,d) (n_k,d) (n_k,p)
+  MatrixRef<T> dr;          // (n_q,rank)
   BiasGradient db;
 };
 
@@ -112,7 +114,10 @@ void add_exponential_gradients(const RowBiases<T>& biases, const ExponentialSums
     const Index first = std::max(keys.begin - pairs.j0, Index{0}), end = std::min(keys.end - pairs.j0, pairs.count);
     if (first >= end) return;
     T db[toeplitz::BackwardTile<T>::keys];  // in an array, so that compilers vectorise it
-    for (Index j = first; j < end; ++j) db[j] = pairs.C[j] == T(0) ? T(0) : pairs.P[j] * pairs.C[j] * pairs.S[j];
+    for (Index j = first; j < end; ++j) db[j] = pairs.C[j] == T(0) ? T(0) : pairs.P[j] * pairs.C[j];
+    biases.add_query_gradient(pairs.i, pairs.j0 + first, end - first, db + first, pairs.S[first], out.dr, out.db,
+                              share);
+    for (Index j = first; j < end; ++j) db[j] *= pairs.S[j];
     biases.add_gradient(
         pairs.i, pairs.j0 + first, end - first, [of = db + first](Index j) { return of[j]; }, out.db, share);
   };

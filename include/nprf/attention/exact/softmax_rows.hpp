@@ -6,6 +6,7 @@
 
 #include "nprf/attention/exact/exponential_weights.hpp"
 #include "nprf/attention/exact/softmax_tile.hpp"
+#include "nprf/attention/weights/query_biases.hpp"
 #include "nprf/attention/weights/row_biases.hpp"
 #include "nprf/core/lag_problem.hpp"
 #include "nprf/core/rows.hpp"
@@ -23,9 +24,9 @@ class SoftmaxRows {
   /// For the queries `rows`, increasing, each of which attends to a key; normalised queries q (n_q,d) and keys k
   /// (n_k,d), which must be finite.
   SoftmaxRows(std::span<const Index> rows, const LagProblem<T>& problem, const Placement& keys, const MatrixView<T>& q,
-              const MatrixView<T>& k, const Team& team)
+              const MatrixView<T>& k, const QueryBiases<T>& query_biases, const Team& team)
       : m_rows(rows, team),
-        m_biases(problem, keys, nullptr, m_rows, team),
+        m_biases(problem, keys, nullptr, m_rows, team, query_biases),
         m_q(m_rows.template of<T>(q)),
         m_k(k),
         m_team(team) {}
@@ -52,7 +53,7 @@ class SoftmaxRows {
     int* powers = m_team.workspace().template take<int>(m_rows.count());
     for (Index i = 0; i < m_rows.count(); ++i)
       scales[i] = log_scales[m_rows.index(i)], powers[i] = exponents[m_rows.index(i)];
-    add_exponential_gradients<T>(m_biases, {q, m_k, U, rows_of_G, scales, powers}, {dq, out.dk, out.dU, out.db},
+    add_exponential_gradients<T>(m_biases, {q, m_k, U, rows_of_G, scales, powers}, {dq, out.dk, out.dU, out.dr, out.db},
                                  m_team);
     for (Index i = 0; i < m_rows.count(); ++i) add_scaled(writable_row(out.dq, m_rows.index(i)), T(1), row_of(dq, i));
   }

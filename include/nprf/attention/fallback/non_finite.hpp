@@ -151,7 +151,7 @@ class NonFiniteGradients {
     }
   }
 
-  /// Sets the affected entries of dq (n_q,d), dk (n_k,d), dU (n_k,d_v+1) and db to NaN.
+  /// Sets the affected entries of dq (n_q,d+rank), dk (n_k,d), dU (n_k,d_v+1) and db to NaN.
   void propagate(MatrixRef<T> dq, MatrixRef<T> dk, MatrixMap<T> dU, const BiasGradient& db, const Team& team) const {
     if (m_rows.empty()) return;
     Workspace& workspace = team.workspace();
@@ -163,7 +163,7 @@ class NonFiniteGradients {
     for (Index j = 0; j < dk.rows(); ++j)
       if (attended(j, 0) > 0) std::ranges::fill(writable_row(dk, j), nan);
     for (Index p0 = 0; p0 + 1 < m_cols; p0 += columns) propagate_columns(p0, dU, workspace);
-    if (!db.lags.empty()) propagate_to_lags(db.lags, workspace);
+    if (!db.lags.empty() || !db.lag_vectors.empty()) propagate_to_lags(db, workspace);
     propagate_to_border(db.border);
   }
 
@@ -184,12 +184,20 @@ class NonFiniteGradients {
         if (attended(j, p) > 0) dU(j, p0 + p) = nan;
   }
 
-  void propagate_to_lags(std::span<double> db, Workspace& workspace) const {
-    auto attended = workspace.template matrix<double>(static_cast<Index>(db.size()), 1);
+  void propagate_to_lags(const BiasGradient& db, Workspace& workspace) const {
+    const LagRange lags = m_position.problem().lags, of_vectors = m_position.lags_of_vectors();
+    auto attended = workspace.template matrix<double>(lags.size(), 1);
     m_position.attendance().attended_lags(
         m_keys, [&](Index i) { return index_of(i) >= 0; }, attended, workspace);
-    for (Index l = 0; l < attended.rows(); ++l)
-      if (attended(l, 0) > 0) db[static_cast<std::size_t>(l)] = static_cast<double>(nan);
+    for (Index lag = lags.first; lag <= lags.last; ++lag) {
+      const auto at = static_cast<std::size_t>(lag - lags.first);
+      if (attended(lag - lags.first, 0) == 0) continue;
+      if (!db.lags.empty()) db.lags[at] = static_cast<double>(nan);
+      if (lag < of_vectors.first || lag > of_vectors.last) continue;
+      const auto stride = static_cast<std::size_t>(of_vectors.size());
+      for (auto e = static_cast<std::size_t>(lag - of_vectors.first); e < db.lag_vectors.size(); e += stride)
+        db.lag_vectors[e] = static_cast<double>(nan);
+    }
   }
 
   void propagate_to_border(std::span<double> db) const {

@@ -14,6 +14,7 @@
 #include "nprf/attention/segments.hpp"
 #include "nprf/attention/weights/attendance.hpp"
 #include "nprf/attention/weights/lower.hpp"
+#include "nprf/attention/weights/query_biases.hpp"
 #include "nprf/core/error.hpp"
 #include "nprf/core/fitted_tails.hpp"
 #include "nprf/core/lag_problem.hpp"
@@ -159,6 +160,8 @@ class PreparedPosition {
   PreparedPosition(const PositionView<T>& position, const AttentionOptions& options, const ProductShape& shape,
                    Index offset, Pass pass, const Team& team, double max_deviation = 0)
       : m_problem(lower(position, options, offset, shape.n_q, shape.n_k, pass, team.workspace())),
+        m_lag_vectors(position.lag_vectors()),
+        m_first_lag(offset + 1 - options.near),
         m_attendance(m_problem, team.workspace()),
         m_products(m_problem, options.engine, shape, pass, max_deviation, team) {
     require(options.engine != Engine::grid || m_problem.has_own_slots,
@@ -166,6 +169,18 @@ class PreparedPosition {
   }
 
   const LagProblem<T>& problem() const { return m_problem; }
+  /// The biases of near pairs that depend on the vectors r (n_q,rank) of the queries; none if the rank is 0.
+  QueryBiases<T> query_biases(const MatrixView<T>& r) const {
+    return m_lag_vectors ? QueryBiases<T>(r, *m_lag_vectors, m_first_lag) : QueryBiases<T>();
+  }
+  /// The lags of such vectors.
+  LagRange lags_of_vectors() const {
+    return m_lag_vectors ? LagRange{m_first_lag, m_first_lag + m_lag_vectors->cols() - 1} : LagRange{};
+  }
+  /// A bound of the magnitudes of such biases.
+  double bound_of_query_biases(const MatrixView<T>& r) const {
+    return m_lag_vectors ? nprf::bound_of_query_biases<T>(r, *m_lag_vectors) : 0;
+  }
   const Attendance<T>& attendance() const { return m_attendance; }
   const ProductChoice<T>& products() const { return m_products; }
 
@@ -191,6 +206,8 @@ class PreparedPosition {
 
  private:
   LagProblem<T> m_problem;
+  const Matrix<T>* m_lag_vectors;  // R of QueryBiases, or null
+  Index m_first_lag;               // of its first column
   Attendance<T> m_attendance;
   ProductChoice<T> m_products;
 };

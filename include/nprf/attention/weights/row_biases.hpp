@@ -6,6 +6,7 @@
 #include <span>
 #include <type_traits>
 
+#include "nprf/attention/weights/query_biases.hpp"
 #include "nprf/core/lag_problem.hpp"
 #include "nprf/core/pack.hpp"
 #include "nprf/core/rows.hpp"
@@ -19,11 +20,12 @@ namespace nprf {
 
 /// dL/db of one sequence, summed in double.
 struct BiasGradient {
-  std::span<double> lags;    // (LagProblem::lags); empty if not requested
-  std::span<double> border;  // (E,E+2), with the columns of Border (core/slots.hpp)
+  std::span<double> lags;         // (LagProblem::lags); empty if not requested
+  std::span<double> border;       // (E,E+2), with the columns of Border (core/slots.hpp)
+  std::span<double> lag_vectors;  // (rank,lags) of R (query_biases.hpp)
 
-  /// The number of gradients in a share: those of `lags`, and after them those of `border`.
-  Index size() const { return static_cast<Index>(lags.size() + border.size()); }
+  /// The number of gradients in a share: those of `lags`, and after them those of `border` and `lag_vectors`.
+  Index size() const { return static_cast<Index>(lags.size() + border.size() + lag_vectors.size()); }
   /// Adds n shares, the rows of `shares` (n,size()), in their order.
   template <class Shares>
   void add(const Shares& shares) const {
@@ -31,6 +33,7 @@ struct BiasGradient {
       const auto* share = shares.row(n).data();
       for (double& b : lags) b += static_cast<double>(*share++);
       for (double& b : border) b += static_cast<double>(*share++);
+      for (double& R : lag_vectors) R += static_cast<double>(*share++);
     }
   }
 };
@@ -41,13 +44,15 @@ struct BiasGradient {
 template <Real T>
 class RowBiases {
  public:
-  /// `key_log_scales` may be null. O(lags + rows n_k), or of a band of w lags O(lags + rows w).
+  /// `key_log_scales` may be null. `query_biases` are added to the biases of near pairs. O(lags + rows n_k), or of a
+  /// band of w lags O(lags + rows w).
   RowBiases(const LagProblem<T>& problem, const Placement& keys, const double* key_log_scales, const RowSubset& rows,
-            const Team& team)
+            const Team& team, const QueryBiases<T>& query_biases = {})
       : m_x(problem),
         m_keys(keys),
         m_log_scales(key_log_scales),
         m_rows(rows),
+        m_query_biases(query_biases),
         m_largest(team.workspace().template take<Largest>(rows.count())) {
     for (Index k = 0; m_x.largest_bias > never && k < m_x.lags.size(); ++k)
       m_is_narrow &= m_x.log_weights[k] == never || m_x.log_weights[k] > -few;
@@ -91,10 +96,14 @@ class RowBiases {
         for (Index k = 0; k < size; ++k) b[j - j0 + k] = static_cast<S>(sums[k] - m_largest[i].sum);
       });
     std::fill(b + (last - j0), b + count, static_cast<S>(never));
+    if constexpr (std::is_same_v<S, T>)
+      for_each_run_of_columns(i, first, last, [&](Index j, Index size, Index column) {
+        m_query_biases.add(query(i), column, size, b + (j - j0));
+      });
   }
 
-  /// Without log-scales of keys: the largest bias of row i, minus the bias at which a far weight of its query is 1
-  /// (LagProblem::unit_bias); 0 if the row attends to no key.
+  /// Without log-scales of keys and biases of queries: the largest bias of row i, minus the bias at which a far weight
+  /// of its query is 1 (LagProblem::unit_bias); 0 if the row attends to no key.
   double reference(Index i) const {
     const Largest& largest = m_largest[i];
     if (largest.bias == never) return 0;
@@ -125,6 +134,16 @@ class RowBiases {
     add_gradient(i, j0, count, of, db.lags.empty() ? nullptr : share, share + db.lags.size());
   }
 
+  /// Adds what the gradients db (count) of the biases of row i and keys j0, j0 + 1, ... contribute to those of the
+  /// query's r, in its row of dr (n_q,rank), and, times `factor`, to those of R, in a share of `of`.
+  void add_query_gradient(Index i, Index j0, Index count, const T* db, T factor, MatrixRef<T>& dr,
+                          const BiasGradient& of, T* share) const {
+    for_each_run_of_columns(i, j0, j0 + count, [&](Index j, Index size, Index column) {
+      m_query_biases.add_gradient(query(i), column, size, db + (j - j0), factor, writable_row(dr, query(i)).data(),
+                                  share + of.lags.size() + of.border.size());
+    });
+  }
+
  private:
   static constexpr double never = -std::numeric_limits<double>::infinity();
   static constexpr double few = 512;  // a difference of two log-weights above -few has an error of at most 512 eps
@@ -146,6 +165,21 @@ class RowBiases {
   // of the keys j0..end-1, the first with which row i has a lag; `end` if there is none
   Index first_in_slots(Index i, Index j0, Index end) const {
     return query(i) < m_x.queries.outside ? end : std::clamp(m_keys.outside, j0, end);
+  }
+
+  // calls use(j, size, column) for runs of near keys in successive slots among first..last-1, if there are biases of
+  // queries: key j + k has the lag of column + k of R
+  template <class Use>
+  void for_each_run_of_columns(Index i, Index first, Index last, const Use& use) const {
+    if (!m_query_biases.any()) return;
+    const LagRange lags = m_query_biases.lags();
+    const Slots& slots = m_keys.slots;
+    const Index origin = slot_of(i) + lags.first, end = std::min(last, slots.below(origin + lags.size()));
+    for (Index j = std::max(first, slots.below(origin)), size = 0; j < end; j += size) {
+      size = slots.at ? 1 : end - j;
+      while (j + size < end && slots[j + size] == slots[j] + size) ++size;
+      use(j, size, slots[j] - origin);
+    }
   }
 
   bool has_table() const {
@@ -278,6 +312,7 @@ class RowBiases {
   const Placement& m_keys;
   const double* m_log_scales;
   RowSubset m_rows;
+  QueryBiases<T> m_query_biases;
   Largest* m_largest;         // (rows)
   Index m_best;               // where the largest log-weight is
   T* m_table = nullptr;       // (lags) the log-weights minus that one; null unless has_table()

@@ -20,6 +20,7 @@
 #include "nprf/position/curve.hpp"
 #include "nprf/position/grid.hpp"
 #include "nprf/position/position.hpp"
+#include "nprf/position/query_biased.hpp"
 #include "nprf/position/relative.hpp"
 #include "nprf/position/t5.hpp"
 
@@ -87,6 +88,9 @@ FeatureModel model_of(const Centred<F>& centred) {
   return model;
 }
 
+/// A GPU's plan has no vectors of lags.
+template <class P>
+PositionModel model_of(const QueryBiased<P>& position) = delete;
 template <Real T>
 PositionModel model_of(const NoPosition<T>&) {
   return {};

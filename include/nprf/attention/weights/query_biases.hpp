@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "nprf/core/lags.hpp"
+#include "nprf/core/rows.hpp"
+#include "nprf/core/types.hpp"
+
+namespace nprf {
+
+/// The biases r_i.R[lag] of near pairs (position/query_biased.hpp), for the vectors r (n_q,rank) of the queries and
+/// R (rank,lags) of the lags. It refers to both.
+template <Real T>
+class QueryBiases {
+ public:
+  /// No such biases.
+  QueryBiases() = default;
+  /// `first` is the lag of the first column of R.
+  QueryBiases(const MatrixView<T>& r, const Matrix<T>& lag_vectors, Index first)
+      : m_r(r.data()), m_stride(r.outerStride()), m_R(&lag_vectors), m_first(first) {}
+
+  bool any() const { return m_R != nullptr; }
+  /// The lags of the columns of R.
+  LagRange lags() const { return any() ? LagRange{m_first, m_first + m_R->cols() - 1} : LagRange{}; }
+
+  /// b (count) += r_i.R of the columns from `column` on.
+  void add(Index i, Index column, Index count, T* b) const {
+    Eigen::Map<Vector<T>>(b, count).noalias() += m_R->middleCols(column, count).transpose() * r(i);
+  }
+
+  /// Adds the gradients by r_i and R of such biases, from their gradients db (count): R db to dr (rank), and
+  /// factor r_i db^T to the columns of dR (rank,lags).
+  void add_gradient(Index i, Index column, Index count, const T* db, T factor, T* dr, T* dR) const {
+    const Eigen::Map<const Vector<T>> of_biases(db, count);
+    const Index rank = m_R->rows();
+    Eigen::Map<Vector<T>>(dr, rank).noalias() += m_R->middleCols(column, count) * of_biases;
+    for (Index c = 0; c < rank; ++c)
+      Eigen::Map<Vector<T>>(dR + c * m_R->cols() + column, count) += factor * r(i)[c] * of_biases;
+  }
+
+ private:
+  Eigen::Map<const Vector<T>> r(Index i) const { return {m_r + i * m_stride, m_R->rows()}; }
+
+  const T* m_r = nullptr;  // (n_q,rank)
+  Index m_stride = 0;
+  const Matrix<T>* m_R = nullptr;
+  Index m_first = 0;
+};
+
+/// A bound of |r_i.R[lag]|: the largest norm of a row of r (n_q,rank) times that of a column of R (rank,lags); 0 if the
+/// rank is 0.
+template <Real T>
+double bound_of_query_biases(const MatrixView<T>& r, const Matrix<T>& lag_vectors) {
+  if (lag_vectors.rows() == 0) return 0;
+  double square = 0;
+  for (Index i = 0; i < r.rows(); ++i)
+    if (const auto row = row_of(r, i); is_finite(row)) square = std::max(square, dot_in_double(row, row));
+  return std::sqrt(square * static_cast<double>(lag_vectors.colwise().squaredNorm().maxCoeff()));
+}
+
+}  // namespace nprf
