@@ -93,6 +93,10 @@ void AttentionCore<T>::check(const HeadModels<T>& heads) {
   };
   check_exact(heads.options().near, "near");
   check_exact(heads.options().sinks, "sinks");
+  const Index salient = heads.options().salient;
+  check_exact(salient, "salient");
+  require(salient == 0 || heads.options().direction == Direction::bidirectional,
+          "salient: expected 0 for causal attention, where keys would be chosen by later queries, got ", salient);
 }
 
 template <Real T>
