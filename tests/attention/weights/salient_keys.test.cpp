@@ -44,19 +44,23 @@ TEMPLATE_TEST_CASE("the score of a key is the mean of q.k and half of its varian
   }
 }
 
-TEMPLATE_TEST_CASE("equal keys have equal scores", "[attention]", float, double) {
+TEMPLATE_TEST_CASE("equal keys have equal scores, beside whichever others", "[attention]", float, double) {
   using T = TestType;
   Workspace workspace;
   const Team team(workspace);
   constexpr Index n_k = 300;
-  for (const Index d : {3, 37, 64}) {
+  for (const Index d : {3, 37, 64, 200}) {
     auto q = workspace.matrix<T>(50, d);
     q = normal<T>(50, d, 1);
     const Matrix<T> k = normal<T>(1, d, 2).replicate(n_k, 1);
     const Vector<T> scale = Vector<T>::Ones(n_k);
     Vector<T> scores(n_k);
-    SalientScores<T>(q, team).set(k, {scale.data(), static_cast<std::size_t>(n_k)}, scores.data());
+    const SalientScores<T> of_queries(q, team);
+    of_queries.set(k, {scale.data(), static_cast<std::size_t>(n_k)}, scores.data());
     CHECK((scores.array() == scores[0]).all());
+    T alone;
+    of_queries.set(k.topRows(1), {scale.data(), 1}, &alone);
+    CHECK(alone == scores[0]);
   }
 }
 

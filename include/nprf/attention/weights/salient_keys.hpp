@@ -20,7 +20,7 @@ namespace nprf {
 template <Real T>
 class SalientScores {
  public:
-  /// For normalised queries q (n_q,d), all of which count. O(n_q d^2).
+  /// For normalised queries q (n_q,d), all of which count, and which are overwritten. O(n_q d^2).
   SalientScores(MatrixMap<T> q, const Team& team)
       : m_nu(team.workspace().template matrix<T>(1, q.cols())),
         m_S(team.workspace().template matrix<T>(q.cols(), q.cols())),
@@ -41,15 +41,18 @@ class SalientScores {
   ///
   ///     score_j = nu.k_j + k_j S k_j / 2
   ///
-  /// for the normalised keys k_j = scale_j x_j. That of a key with a NaN or an infinity is not finite. O(n_k d^2).
+  /// for the normalised keys k_j = scale_j x_j. That of a key with a NaN or an infinity is not finite. No bit of a
+  /// score depends on other keys. O(n_k d^2).
   void set(const MatrixView<T>& x, RowScale<T> scale_of_row, T* scores) const {
     m_team.run_tiles(x.rows(), [&](Index j0, Index rows, Workspace& scratch) {
-      auto k = scratch.matrix<T>(rows, x.cols()), kS = scratch.matrix<T>(rows, x.cols());
-      for (Index j = 0; j < rows; ++j)
-        set_scaled(writable_row(k, j), scale_of_row[static_cast<std::size_t>(j0 + j)], row_of(x, j0 + j));
-      set_product(kS, k, m_S);  // (rows,d)
-      for (Index j = 0; j < rows; ++j)
-        scores[j0 + j] = dot(row_of(m_nu, 0), row_of(k, j)) + dot(row_of(kS, j), row_of(k, j)) / 2;
+      auto of_key = scratch.matrix<T>(2, x.cols());
+      const std::span<T> k = writable_row(of_key, 0), kS = writable_row(of_key, 1);
+      for (Index j = j0; j < j0 + rows; ++j) {
+        set_scaled(k, scale_of_row[static_cast<std::size_t>(j)], row_of(x, j));
+        std::ranges::fill(kS, T(0));
+        for (Index a = 0; a < x.cols(); ++a) add_scaled(kS, of_key(0, a), row_of(m_S, a));
+        scores[j] = dot(row_of(m_nu, 0), row_of(of_key, 0)) + dot(row_of(of_key, 1), row_of(of_key, 0)) / 2;
+      }
     });
   }
 
