@@ -448,6 +448,8 @@ def test_salient_keys(rng):
     assert np.abs(some - of_formula).max() < 1e-3 < np.abs(some - softmax).max()
     with pytest.raises(ValueError, match="salient: expected 0 for causal attention"):
         nprf.Attention(nprf.orf(D, 16), position, True, salient=3)
+    with pytest.raises(ValueError, match="salient: expected 0 on a GPU, got 4"):
+        nprf.Attention(nprf.orf(D, 16), salient=4)._native(nprf._native.float32).cuda_model()
 
 
 def test_calibration(rng):
