@@ -3,12 +3,15 @@
 // Attention with salient keys, which are chosen by the sequence's queries.
 
 #include <cmath>
+#include <initializer_list>
 #include <limits>
+#include <string_view>
 #include <vector>
 
 #include "attention/exact_pairs_case.hpp"
 #include "nprf/attention/attention.hpp"
 #include "nprf/attention/multi_head_attention.hpp"
+#include "nprf/calibration/salient_rule.hpp"
 #include "nprf/feature_map/elu.hpp"
 #include "nprf/feature_map/positive.hpp"
 #include "nprf/feature_map/taylor.hpp"
@@ -62,6 +65,18 @@ Tokens<double> tokens_with_salient_keys(std::uint64_t seed) {
 
 const AttentionOptions of_own_norms{.normalization = Normalization::none(), .near = 4, .salient = 2};
 
+// that of tokens_with_salient_keys(), for other tokens
+SalientRule rule_of_sample(double share = 0.02) {
+  const Tokens<double> x = tokens_with_salient_keys(99);
+  return salient_rule<double>(x.q, x.k, Normalization::none(), share);
+}
+
+AttentionOptions of_rule(AttentionOptions options, double share = 0.02) {
+  options.normalization = Normalization::none();
+  options.salient_rules = {rule_of_sample(share)};
+  return options;
+}
+
 }  // namespace
 
 TEST_CASE("attention with salient keys equals the formula, by every engine", "[attention]") {
@@ -94,6 +109,63 @@ TEST_CASE("the salient keys of a grid may be extra tokens", "[attention]") {
   }
 }
 
+TEST_CASE("by a rule the first keys above the threshold are salient, by every engine", "[attention]") {
+  Mask mask = Mask::Constant(n, true);
+  for (Index j = 0; j < n; ++j) mask[j] = j != 0 && j % 7 != 3;
+  const Tokens<double> x = tokens_with_salient_keys(3), cross = random_tokens<double>(n, 61, d, d_v, 4);
+  for (const Direction direction : {Direction::bidirectional, Direction::causal})
+    for (const Engine engine : {Engine::automatic, Engine::direct, Engine::banded, Engine::lanes, Engine::block_causal})
+      for (const auto& [near, sinks, count] : std::vector<ExactPairsOptions>{{0, 0, 1}, {4, 2, 9}, {0, 1, 60}}) {
+        INFO("engine " << static_cast<int>(engine) << " near " << near << " sinks " << sinks << " salient " << count
+                       << " direction " << static_cast<int>(direction));
+        const AttentionOptions options =
+            of_rule({.direction = direction, .engine = engine, .near = near, .sinks = sinks, .salient = count}, 0.3);
+        const auto check = [&](const auto& position) {
+          const Attention attention(positive<double>(), position, options);
+          CHECK(agrees(attention, x));
+          CHECK(agrees(attention, x, 0, mask));
+          CHECK(agrees(attention, cross, -20));
+        };
+        check(RelativePosition<double>(0.3 * random_table<double>(40, 5)));
+        check(AlibiPosition<double>(0.05));
+      }
+}
+
+TEST_CASE("each head has a rule of its own", "[attention]") {
+  constexpr Index heads = 2;
+  const Tokens<double> x = random_tokens<double>(heads * n, heads * n, d, d_v, 16);
+  Matrix<double> y(heads * n, d_v);
+  const std::vector<RelativePosition<double>> positions(heads, RelativePosition<double>(random_table<double>(30, 17)));
+  AttentionOptions options = of_rule({.direction = Direction::causal, .salient = 5}, 0.1);
+  options.salient_rules.push_back(rule_of_sample(0.5));
+  const MultiHeadAttention attention(positive<double>(), positions, options);
+  attention(HeadsView<const double>{x.q.data(), 1, heads, n, d}, HeadsView<const double>{x.k.data(), 1, heads, n, d},
+            HeadsView<const double>{x.v.data(), 1, heads, n, d_v}, HeadsView<double>{y.data(), 1, heads, n, d_v});
+  for (Index h = 0; h < heads; ++h) {
+    AttentionOptions of_head = options;
+    of_head.salient_rules = {options.salient_rules[static_cast<std::size_t>(h)]};
+    const Matrix<double> expected =
+        reference::kernelized_attention(Attention(positive<double>(), positions[0], of_head), x.q.middleRows(h * n, n),
+                                        x.k.middleRows(h * n, n), x.v.middleRows(h * n, n));
+    CHECK((y.middleRows(h * n, n) - expected).cwiseAbs().maxCoeff() <= 1e-10);
+  }
+}
+
+TEST_CASE("with a rule no bit of a causal row depends on later tokens", "[attention]") {
+  const Tokens<double> x = tokens_with_salient_keys(31);
+  const Attention attention(
+      positive<double>(), RelativePosition<double>(random_table<double>(n, 32)),
+      of_rule({.direction = Direction::causal, .engine = Engine::block_causal, .near = 5, .salient = 9}, 0.2));
+  const Matrix<double> y = attention(x.q, x.k, x.v);
+  for (const Index kept : {1, 38, 64, 99}) {
+    Tokens<double> other = random_tokens<double>(n, n, d, d_v, 33);
+    other.q.topRows(kept) = x.q.topRows(kept);
+    other.k.topRows(kept) = x.k.topRows(kept);
+    other.v.topRows(kept) = x.v.topRows(kept);
+    CHECK(same_bits<double>(attention(other.q, other.k, other.v).topRows(kept), y.topRows(kept)));
+  }
+}
+
 TEST_CASE("keys that features cannot represent are exact as salient ones", "[attention]") {
   const Tokens<double> x = tokens_with_salient_keys(12);
   const auto error = [&](Index count) {
@@ -106,6 +178,15 @@ TEST_CASE("keys that features cannot represent are exact as salient ones", "[att
   CHECK(error(0) > 0.1);
   CHECK(error(1) > 0.1);
   CHECK(error(2) < 0.01);
+  const auto causal_error = [&](Index count) {
+    Report report;
+    Attention(taylor(), AlibiPosition<double>(0.01),
+              of_rule({.direction = Direction::causal, .near = 4, .salient = count}))(
+        x.q, x.k, x.v, {.report = &report, .softmax_samples = n});
+    return report.softmax_error;
+  };
+  CHECK(causal_error(0) > 0.1);
+  CHECK(causal_error(2) < 0.01);
 }
 
 TEST_CASE("all keys as salient ones are softmax", "[attention]") {
@@ -193,6 +274,9 @@ TEST_CASE("gradients with salient keys are central differences", "[attention]") 
   const Matrix<double> b = normal<double>(7, 7, 24), extra = normal<double>(3, 5, 23);
   const auto grid = [&](const Matrix<double>& of) { return GridPosition<double>(4, 4, of, extra); };
   check(positive<double>(), grid, b, {.near = 2, .salient = 4}, mask);
+  AttentionOptions causal{.direction = Direction::causal, .near = 2, .salient = 4};
+  causal.salient_rules = {{std::vector<double>(d, 0.1), std::vector<double>(d * d, 0.1), 0.2}};
+  check(positive<double>(), relative, table, causal, mask);
 }
 
 TEST_CASE("tokens that are not finite neither choose salient keys nor are salient", "[attention]") {
@@ -259,7 +343,16 @@ TEST_CASE("what has no salient keys is refused", "[attention]") {
   check_invalid([] { Attention(EluFeatures<float>(d), {.salient = 3}); },
                 {"salient", "does not estimate exp", "got 3"});
   check_invalid([] { Attention(positive<float>(), {.direction = Direction::causal, .salient = 3}); },
-                {"salient", "causal", "got 3"});
+                {"salient", "causal", "without salient_rules", "got 3"});
+  const auto refused = [](std::vector<SalientRule> rules, std::initializer_list<std::string_view> words) {
+    check_invalid([&] { Attention(positive<float>(), {.salient = 3, .salient_rules = rules}); }, words);
+  };
+  const std::vector<double> mean(d), covariance(d * d);
+  const SalientRule rule{mean, covariance, 1};
+  refused({rule, rule}, {"salient_rules", "got 2"});
+  refused({{covariance, covariance, 1}}, {"salient_rules", "expected a mean of 5", "got 25"});
+  refused({{mean, mean, 1}}, {"salient_rules", "a covariance of 25", "got 5, 5"});
+  refused({{mean, covariance, std::numeric_limits<double>::quiet_NaN()}}, {"salient_rules", "threshold"});
 }
 
 }  // namespace nprf::test::attention_attention_salient

@@ -36,6 +36,14 @@ class OptionSpan : public std::span<const T> {
   }
 };
 
+/// Which keys of a head are salient (AttentionOptions), by the mean nu and the covariance S of queries of a sample,
+/// normalised as attention normalises them: those with nu.k + k S k / 2 > threshold. salient_rule() finds them.
+struct SalientRule {
+  std::vector<double> mean;        // (d)    nu
+  std::vector<double> covariance;  // (d,d)  S
+  double threshold = 0;
+};
+
 /// Options of an attention, fixed when it is built. Pairs with the weights of softmax, exact pairs, are those of a near
 /// field, of attention sinks and of salient keys.
 ///
@@ -58,8 +66,9 @@ class OptionSpan : public std::span<const T> {
 ///
 /// where nu and S are the mean and the covariance of the queries: the logarithm of the mean of exp(q.k), if the queries
 /// were Gaussian. A query at the position of a key that is padding does not count. Which keys are salient is a constant
-/// of the gradients, and y may jump where it changes. They are for bidirectional and cross attention: in causal
-/// attention the choice would depend on later tokens. O(n d^2 + n salient (d + d_v)).
+/// of the gradients, and y may jump where it changes. In causal attention this choice would depend on later tokens. It
+/// needs `salient_rules`, one or one for each head, with which nu and S are constants, and the first keys that exceed
+/// the threshold are salient. O(n d^2 + n salient (d + d_v)).
 struct AttentionOptions {
   Direction direction = Direction::bidirectional;
   Normalization normalization = Normalization::unit(1);
@@ -67,6 +76,7 @@ struct AttentionOptions {
   Index near = 0;     // the width of the near field; 0: none
   Index sinks = 0;    // the number of attention sinks
   Index salient = 0;  // the number of salient keys
+  std::vector<SalientRule> salient_rules = {};
 };
 
 /// A report of one call.

@@ -32,7 +32,7 @@ class PairWeights {
     if (!position.is_placed()) m_near.offset = offset;
     if (has_exact_pairs()) {
       set_with_log_factors(features, options.normalization, q, k);
-      if (m_salient > 0) choose_salient_keys(offset, attends);
+      if (m_salient > 0) choose_salient_keys(options.salient_rules, offset, attends);
       return;
     }
     const Head<T> head{features, options.normalization, nullptr};
@@ -77,8 +77,9 @@ class PairWeights {
     features.keys_with_log_factors(m_k, {}, m_B, m_b.data(), Team(workspace));
   }
 
-  // the keys of the largest scores nu.k + k S k / 2, where nu and S are the mean and the covariance of the queries
-  void choose_salient_keys(Index offset, Attends attends) {
+  // the keys of the largest scores nu.k + k S k / 2, where nu and S are the mean and the covariance of the queries; by
+  // a rule the first ones whose score exceeds the threshold
+  void choose_salient_keys(const std::vector<SalientRule>& rules, Index offset, Attends attends) {
     const auto is_key = [&](Index j) {
       Index i = 0;
       while (i < m_q.rows() && !attends(i, j)) ++i;
@@ -91,16 +92,31 @@ class PairWeights {
     }
     for (Index j = 0, before = 0; j < m_k.rows(); ++j)
       if (is_key(j) && before++ >= m_sinks && m_k.row(j).allFinite()) keys.push_back(j);
-    // over the queries, k S k is the variance of q.k
-    std::vector<long double> scores(static_cast<std::size_t>(m_k.rows()));
-    for (const Index j : keys) {
+    const auto score_of_queries = [&](Index j) {  // over them k S k is the variance of q.k
       long double mean = 0, variance = 0;
       for (const Index i : queries) mean += dot(m_q, i, m_k, j) / static_cast<long double>(queries.size());
       for (const Index i : queries)
         variance += std::pow(dot(m_q, i, m_k, j) - mean, 2.0L) / static_cast<long double>(queries.size());
-      scores[static_cast<std::size_t>(j)] = mean + variance / 2;
-    }
-    std::ranges::stable_sort(keys, std::greater<>(), [&](Index j) { return scores[static_cast<std::size_t>(j)]; });
+      return mean + variance / 2;
+    };
+    const auto score_of_rule = [&](Index j) {
+      const double *nu = rules.front().mean.data(), *S = rules.front().covariance.data();
+      long double sum = 0;
+      for (Index a = 0; a < m_k.cols(); ++a) {
+        sum += static_cast<long double>(nu[a]) * m_k(j, a);
+        for (Index b = 0; b < m_k.cols(); ++b)
+          sum += static_cast<long double>(S[a * m_k.cols() + b]) * m_k(j, a) * m_k(j, b) / 2;
+      }
+      return sum;
+    };
+    std::vector<long double> scores(static_cast<std::size_t>(m_k.rows()));
+    for (const Index j : keys)
+      scores[static_cast<std::size_t>(j)] = rules.empty() ? score_of_queries(j) : score_of_rule(j);
+    const auto score = [&](Index j) { return scores[static_cast<std::size_t>(j)]; };
+    if (rules.empty())
+      std::ranges::stable_sort(keys, std::greater<>(), score);
+    else
+      std::erase_if(keys, [&](Index j) { return !(score(j) > rules.front().threshold); });
     m_salient_keys.assign(keys.begin(), keys.begin() + std::min<Index>(m_salient, std::ssize(keys)));
   }
 

@@ -14,7 +14,12 @@ namespace {
 
 std::vector<Index> chosen(Index sinks, Index salient, const std::vector<double>& scores) {
   Workspace workspace;
-  const auto indices = most_salient(sinks, salient, static_cast<Index>(scores.size()), scores.data(), workspace);
+  const auto indices = most_salient<double>(sinks, salient, scores, workspace);
+  return {indices.begin(), indices.end()};
+}
+std::vector<Index> first_chosen(Index sinks, Index salient, const std::vector<double>& scores, double threshold) {
+  Workspace workspace;
+  const auto indices = first_salient<double>(sinks, salient, scores, threshold, workspace);
   return {indices.begin(), indices.end()};
 }
 
@@ -73,6 +78,16 @@ TEST_CASE("salient are the sinks and the keys of the largest finite scores, of e
   CHECK(chosen(1, 9, {nan, inf, 2, -inf, 4}) == std::vector<Index>{0, 2, 4});
   CHECK(chosen(5, 5, {1, 2}) == std::vector<Index>{0, 1});
   CHECK(chosen(0, 4, {}).empty());
+}
+
+TEST_CASE("by a rule the first keys of scores above a threshold are salient", "[attention]") {
+  constexpr double nan = std::numeric_limits<double>::quiet_NaN(), inf = std::numeric_limits<double>::infinity();
+  CHECK(first_chosen(0, 2, {1, 3, 2, 4}, 1) == std::vector<Index>{1, 2});
+  CHECK(first_chosen(2, 1, {-1, -3, -2, 9}, -3) == std::vector<Index>{0, 1, 2});
+  CHECK(first_chosen(1, 9, {nan, inf, 2, -inf, 4, nan}, -5) == std::vector<Index>{0, 2, 4});
+  CHECK(first_chosen(1, 0, {1, 3}, 0) == std::vector<Index>{0});
+  CHECK(first_chosen(5, 5, {1, 2}, 0) == std::vector<Index>{0, 1});
+  CHECK(first_chosen(0, 4, {1, 2}, 2).empty());
 }
 
 }  // namespace nprf::test::attention_weights_salient_keys

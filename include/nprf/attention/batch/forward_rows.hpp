@@ -119,12 +119,18 @@ struct ForwardRows {
     const LagProblem<T>& problem = position.problem();
     if (problem.salient == 0) return KeySubset::first(std::min(problem.sinks, n_k()), keys, team);
     Workspace& workspace = team.workspace();
+    const SalientRule* rule = head.salient_rule;
     T* scores = workspace.template take<T>(n_k());
     {
       const Workspace::Scope scope(workspace);
-      SalientScores<T>(counted_queries(x), team).set(k.rows(), Head<T>::as_span(k_scale), scores);
+      const auto of_queries = rule ? SalientScores<T>(*rule, team) : SalientScores<T>(counted_queries(x), team);
+      of_queries.set(k.rows(), Head<T>::as_span(k_scale), scores);
     }
-    return {keys, most_salient(problem.sinks, problem.salient, n_k(), scores, workspace), team};
+    const std::span<const T> all(scores, static_cast<std::size_t>(n_k()));
+    return {keys,
+            rule ? first_salient(problem.sinks, problem.salient, all, rule->threshold, workspace)
+                 : most_salient(problem.sinks, problem.salient, all, workspace),
+            team};
   }
 
   // the normalised queries that are finite and not padding: that are not at the position of a key that is
