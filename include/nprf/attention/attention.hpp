@@ -42,7 +42,8 @@ class Attention {
   /// Throws InvalidArgument if this build does not have the engine, if an option is not in its enumeration, if a bias
   /// of the position is NaN or +infinity, if the position is built for another direction (T5Position), or if `near`,
   /// `sinks` or `salient` is negative, or positive for a map that does not estimate exp or has no log-factors
-  /// (feature_map.hpp), or `salient` is positive for causal attention.
+  /// (feature_map.hpp), or `salient` is positive for causal attention without salient_rules, or these are for other
+  /// numbers of heads or channels.
   Attention(F features, P position, AttentionOptions options = {})
       : m_heads(std::move(features), std::move(position), options) {}
 

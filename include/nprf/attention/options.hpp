@@ -73,10 +73,10 @@ struct AttentionOptions {
   Direction direction = Direction::bidirectional;
   Normalization normalization = Normalization::unit(1);
   Engine engine = Engine::automatic;
-  Index near = 0;     // the width of the near field; 0: none
-  Index sinks = 0;    // the number of attention sinks
-  Index salient = 0;  // the number of salient keys
-  std::vector<SalientRule> salient_rules = {};
+  Index near = 0;                               // the width of the near field; 0: none
+  Index sinks = 0;                              // the number of attention sinks
+  Index salient = 0;                            // the number of salient keys
+  std::vector<SalientRule> salient_rules = {};  // none, one, or one for each head
 };
 
 /// A report of one call.
