@@ -75,7 +75,7 @@ TEST_CASE("salient keys that are taken back make room for others", "[decoder]") 
   Decoder decoder(attention, {});
   old.prefill(decoder, 0, tokens);
   decoder.reset();
-  x.prefill(decoder, 0, tokens);
+  x.step(decoder, 0, tokens);
   CHECK(difference(x.y(0, 0), expected) <= 1e-11);
 }
 
