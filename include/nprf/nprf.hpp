@@ -7,6 +7,7 @@
 #include "nprf/attention/heads_view.hpp"
 #include "nprf/attention/multi_head_attention.hpp"
 #include "nprf/calibration/calibrate.hpp"
+#include "nprf/calibration/salient_rule.hpp"
 #include "nprf/config.hpp"
 #include "nprf/core/cpu_level.hpp"
 #include "nprf/core/threads.hpp"

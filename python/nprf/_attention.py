@@ -180,7 +180,8 @@ class Attention(Value):
 
     features: a feature map, or one for each head. position: a Position; None is b = 0. causal: a query attends to the
     keys at or before it. near: pairs less than `near` tokens apart have the exact weights of softmax. sinks: the first
-    `sinks` keys of a sequence have them, too, for every query. engine: how the sums are computed, "automatic",
+    `sinks` keys of a sequence have them, too, for every query, and so have up to `salient` others of each head, which its
+    queries choose; not if causal. engine: how the sums are computed, "automatic",
     "direct", "banded", "recurrence", "smooth", "lanes", "grid" or "block_causal"; see the README.
 
     Arrays are [tokens, d], [heads, tokens, d] or [batch, heads, tokens, d]; with layout="tokens_first"
@@ -198,7 +199,7 @@ class Attention(Value):
     them.
     """
 
-    _arguments = ("features", "position", "causal", "normalization", "near", "engine", "sinks")
+    _arguments = ("features", "position", "causal", "normalization", "near", "engine", "sinks", "salient")
     features: Features
     position: Position | None
     causal: bool
@@ -206,6 +207,7 @@ class Attention(Value):
     near: int
     engine: str
     sinks: int
+    salient: int
     _by_scalar: dict[str, Any]  # the extension's attention for float32 and for float64
 
     def __init__(
@@ -217,6 +219,7 @@ class Attention(Value):
         near: int = 0,
         engine: str = "automatic",
         sinks: int = 0,
+        salient: int = 0,
     ) -> None:
         radius_of(normalization)
         position_of(position)
@@ -228,6 +231,7 @@ class Attention(Value):
             near=index_of(near, "near"),
             engine=name_of(engine, "engine"),
             sinks=index_of(sinks, "sinks"),
+            salient=index_of(salient, "salient"),
             _by_scalar={},
         )
         # errors of the options are found now
@@ -244,6 +248,7 @@ class Attention(Value):
                 self.engine,
                 self.near,
                 self.sinks,
+                self.salient,
             )
         return made
 
@@ -322,8 +327,8 @@ class Attention(Value):
 
     def redraw(self, seed: int) -> Attention:
         """The same attention with random vectors from another seed."""
-        features = self.features.redraw(seed)
-        return Attention(features, self.position, self.causal, self.normalization, self.near, self.engine, self.sinks)
+        others = (self.causal, self.normalization, self.near, self.engine, self.sinks, self.salient)
+        return Attention(self.features.redraw(seed), self.position, *others)
 
 
 _attentions: dict[Any, Attention] = {}
@@ -344,6 +349,7 @@ def attention(
     near: int = ...,
     engine: str = ...,
     sinks: int = ...,
+    salient: int = ...,
     report: Literal[False] = False,
     **options: Unpack[CallOptions],
 ) -> Array: ...
@@ -360,6 +366,7 @@ def attention(
     near: int = ...,
     engine: str = ...,
     sinks: int = ...,
+    salient: int = ...,
     report: Literal[True],
     **options: Unpack[CallOptions],
 ) -> tuple[Array, Report]: ...
@@ -376,6 +383,7 @@ def attention(
     near: int = ...,
     engine: str = ...,
     sinks: int = ...,
+    salient: int = ...,
     report: bool,
     **options: Unpack[CallOptions],
 ) -> Union[Array, tuple[Array, Report]]: ...
@@ -391,6 +399,7 @@ def attention(
     near: int = 0,
     engine: str = "automatic",
     sinks: int = 0,
+    salient: int = 0,
     report: bool = False,
     **options: Unpack[CallOptions],
 ) -> Union[Array, tuple[Array, Report]]:
@@ -401,13 +410,13 @@ def attention(
     heads. Attention documents the arguments, the options and the errors. The last attentions are kept, so that calls
     with the same map and position build nothing."""
     features = features if isinstance(features, Features) else features_of(features)
-    near, sinks, engine = index_of(near, "near"), index_of(sinks, "sinks"), name_of(engine, "engine")
-    causal = bool_of(causal, "causal")
-    key = (id(features), id(position), causal, getattr(normalization, "radius", None), near, engine, sinks)
+    near, sinks, salient = index_of(near, "near"), index_of(sinks, "sinks"), index_of(salient, "salient")
+    causal, engine = bool_of(causal, "causal"), name_of(engine, "engine")
+    key = (id(features), id(position), causal, getattr(normalization, "radius", None), near, engine, sinks, salient)
     found = _attentions.get(key)
     # the map and the position of a key live as long as its attention, so that no other object has their ids
     if found is None or found.features is not features:
-        found = Attention(features, position, causal, normalization, near, engine, sinks)
+        found = Attention(features, position, causal, normalization, near, engine, sinks, salient)
         with _attentions_lock:
             while len(_attentions) >= _most_attentions:
                 _attentions.pop(next(iter(_attentions)))

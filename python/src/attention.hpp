@@ -91,6 +91,7 @@ class AttentionOf : public AnyAttention<typename F::Scalar> {
 
   cuda::AttentionModel cuda_model() const override {
     const AttentionOptions& options = m_attention.options();
+    cuda::check_options(options);
     cuda::AttentionModel model{
         options.direction, options.normalization.is_unit() ? options.normalization.radius() : 0, {}, {}, options.near,
         options.sinks};

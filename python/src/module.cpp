@@ -60,12 +60,14 @@ Engine engine_of(const std::string& text) {
                              text));
 }
 
-AttentionOptions options_of(bool causal, double radius, const std::string& engine, Index near, Index sinks = 0) {
+AttentionOptions options_of(bool causal, double radius, const std::string& engine, Index near, Index sinks = 0,
+                            Index salient = 0) {
   return {.direction = causal ? Direction::causal : Direction::bidirectional,
           .normalization = radius > 0 ? Normalization::unit(radius) : Normalization::none(),
           .engine = engine_of(engine),
           .near = near,
-          .sinks = sinks};
+          .sinks = sinks,
+          .salient = salient};
 }
 
 /// Options of one call, and the arrays that nprf::CallOptions refers to.
@@ -541,9 +543,9 @@ void bind_attention(nb::module_& m, const char* name, const char* saved_name) {
   nb::class_<Attention>(m, name)
       .def_static("make",
                   [](const Features<T>& features, const Positions<T>& positions, bool causal, double radius,
-                     const std::string& engine, Index near, Index sinks) {
-                    return std::const_pointer_cast<Attention>(
-                        make_attention<T>(features, positions, options_of(causal, radius, engine, near, sinks)));
+                     const std::string& engine, Index near, Index sinks, Index salient) {
+                    return std::const_pointer_cast<Attention>(make_attention<T>(
+                        features, positions, options_of(causal, radius, engine, near, sinks, salient)));
                   })
       .def("__call__", [](const Attention& self, const InputArray& q, const InputArray& k, const InputArray& v,
                           const OutputArray& y, const Call& call) { return run<T>(self, q, k, v, y, call, nullptr); })

@@ -431,6 +431,27 @@ def test_sinks(rng):
         nprf.calibrate(q, k, v, position, num_features=D, sinks=N)
 
 
+def test_salient_keys(rng):
+    """Keys that the queries choose. Here all keys are salient, so that all weights are those of softmax."""
+    q, k, v = heads(rng, H, N, D), heads(rng, H, N, D), heads(rng, H, N, V)
+    position = nprf.T5(rng.standard_normal((H, 32)))
+    softmax = nprf.reference.softmax_attention(q, k, v, position)
+    attention = nprf.Attention(nprf.orf(D, 16), position, salient=N)
+    y, report = attention(q, k, v, report=True)
+    assert_within_bounds(y, softmax, v, report)
+    assert pickle.loads(pickle.dumps(attention)) == attention != nprf.Attention(nprf.orf(D, 16), position)
+    assert (attention.redraw(5).salient, attention.sinks) == (N, 0)
+    some = nprf.attention(q, k, v, features=nprf.orf(D, 16), position=position, near=2, sinks=1, salient=3)
+    of_formula = nprf.reference.kernelized_attention(
+        nprf.Attention(nprf.orf(D, 16), position, near=2, sinks=1, salient=3), q, k, v
+    )
+    assert np.abs(some - of_formula).max() < 1e-3 < np.abs(some - softmax).max()
+    with pytest.raises(ValueError, match="salient: expected 0 for causal attention"):
+        nprf.Attention(nprf.orf(D, 16), position, True, salient=3)
+    with pytest.raises(ValueError, match="salient: expected 0 on a GPU, got 4"):
+        nprf.Attention(nprf.orf(D, 16), salient=4)._native(nprf._native.float32).cuda_model()
+
+
 def test_calibration(rng):
     scale = np.linspace(0.1, 2, D)
     q, k, v = heads(rng, H, 400, D) * scale + 0.5, heads(rng, H, 400, D) * scale, heads(rng, H, 400, V)

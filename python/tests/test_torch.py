@@ -88,6 +88,25 @@ def test_sinks():
     assert torch.autograd.gradcheck(function, arguments, fast_mode=True)
 
 
+def test_salient_keys():
+    function, arguments = case("t5", sinks=1, salient=3)
+    q, k, v, bias = (x.detach().numpy() for x in arguments[:4])
+    attention = nprf.Attention(nprf.orf(D, 16, seed=1), nprf.T5(bias), near=2, sinks=1, salient=3)
+    y = function(*arguments)
+    assert np.array_equal(y.detach().numpy(), attention.forward(q, k, v)[0])
+    assert not torch.equal(y, case("t5", sinks=1)[0](*arguments))
+    assert torch.equal(torch.compile(function, fullgraph=True, backend="aot_eager")(*arguments), y)
+    assert torch.autograd.gradcheck(function, arguments, fast_mode=True)
+    layer = nprf.torch.Attention(24, 3, position="t5", near=2, salient=3)
+    assert "salient=3" in repr(layer)
+    x = torch.randn(2, 9, 24)
+    y, _ = layer(x)
+    layer.salient = 0
+    assert not torch.equal(layer(x)[0], y)
+    with pytest.raises(ValueError, match="salient: expected 0 for causal attention"):
+        nprf.torch.Attention(24, 3, causal=True, salient=3)
+
+
 def test_without_a_position():
     q, k, v = tensors(B, H, N, D)
     function = lambda q, k, v: nprf.torch.attention(q, k, v, features=nprf.taylor(D), near=4)
@@ -1121,7 +1140,7 @@ def test_options_mean_the_same_in_a_graph():
     of_numpy = {"causal": np.bool_(True), "near": np.int64(1)}
     for call in (attend, torch.compile(attend, backend="aot_eager")):  # with a break
         assert torch.equal(call(**of_numpy), y)
-    for name in ("near", "offset", "sinks", "softmax_seed"):
+    for name in ("near", "offset", "sinks", "salient", "softmax_seed"):
         for call in (attend, torch.compile(attend, backend="aot_eager")):
             with pytest.raises(TypeError, match=f"{name}: expected an integer"):
                 call(**{name: 1.5})

@@ -14,7 +14,7 @@
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
-/// What the tests of a near field and of attention sinks have in common.
+/// What the tests of a near field, of attention sinks and of salient keys have in common.
 namespace nprf::test {
 
 template <Real T>
@@ -40,7 +40,7 @@ bool agrees(const Attention<F, P>& attention, const Tokens<typename F::Scalar>& 
 }
 
 struct ExactPairsOptions {
-  Index near, sinks = 0;
+  Index near, sinks = 0, salient = 0;
 };
 
 /// Self-attention, with a mask too, and cross attention with offsets, by every engine and position.
@@ -50,15 +50,17 @@ void check_engines(const F& map, std::uint64_t seed, const Tokens<T>& x, const T
   const Vector<T> table = T(0.3) * random_table<T>(40, seed), buckets = normal<T>(1, 32, seed).row(0);
   const auto check = [&](const auto& position, Direction direction) {
     for (const Engine engine : {Engine::automatic, Engine::direct, Engine::banded, Engine::lanes, Engine::block_causal})
-      for (const auto [near, sinks] : all) {
+      for (const auto [near, sinks, salient] : all) {
+        if (salient > 0 && direction == Direction::causal) continue;
         const Attention attention(map, position,
                                   {.direction = direction,
                                    .normalization = Normalization::unit(1.2),
                                    .engine = engine,
                                    .near = near,
-                                   .sinks = sinks});
-        INFO("engine " << static_cast<int>(engine) << " near " << near << " sinks " << sinks << " direction "
-                       << static_cast<int>(direction));
+                                   .sinks = sinks,
+                                   .salient = salient});
+        INFO("engine " << static_cast<int>(engine) << " near " << near << " sinks " << sinks << " salient " << salient
+                       << " direction " << static_cast<int>(direction));
         CHECK(agrees(attention, x));
         CHECK(agrees(attention, x, 0, mask));
         CHECK(agrees(attention, cross, -20));

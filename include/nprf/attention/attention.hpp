@@ -21,10 +21,10 @@ namespace nprf {
 ///
 ///     y_i = sum_j phi(q_i).phi(k_j) exp(b[j-i]) v_j / sum_j phi(q_i).phi(k_j) exp(b[j-i])
 ///
-/// over all j (bidirectional) or the keys at or before query i (causal). With a near field or attention sinks
-/// (AttentionOptions) the weight of a near pair or of a sink is exp(q_i.k_j + b[j-i]). The object keeps the scratch
-/// memory of its calls: a call of the same shapes as an earlier one allocates y alone. It is otherwise immutable, and
-/// threads may share it.
+/// over all j (bidirectional) or the keys at or before query i (causal). The weight of an exact pair, that is
+/// near, or has an attention sink or a salient key (AttentionOptions), is exp(q_i.k_j + b[j-i]). The object keeps the
+/// scratch memory of its calls: a call of the same shapes as an earlier one allocates y alone. It is otherwise
+/// immutable, and threads may share it.
 ///
 ///     Attention attention(orf<float>(64, 32), AlibiPosition<float>(0.1f), {.direction = Direction::causal});
 ///     Matrix<float> y = attention(q, k, v);
@@ -40,8 +40,10 @@ class Attention {
   using T = Scalar;
 
   /// Throws InvalidArgument if this build does not have the engine, if an option is not in its enumeration, if a bias
-  /// of the position is NaN or +infinity, if the position is built for another direction (T5Position), or if `near` or
-  /// `sinks` is negative, or positive for a map that does not estimate exp or has no log-factors (feature_map.hpp).
+  /// of the position is NaN or +infinity, if the position is built for another direction (T5Position), or if `near`,
+  /// `sinks` or `salient` is negative, or positive for a map that does not estimate exp or has no log-factors
+  /// (feature_map.hpp), or `salient` is positive for causal attention without salient_rules, or these are for other
+  /// numbers of heads or channels.
   Attention(F features, P position, AttentionOptions options = {})
       : m_heads(std::move(features), std::move(position), options) {}
 

@@ -53,6 +53,11 @@ class HeadModels {
   Index count() const { return static_cast<Index>(std::max(m_num_features, m_num_positions)); }
 
   const AttentionOptions& options() const { return m_options; }
+  /// That of head h; null if the queries of each sequence choose its salient keys.
+  const SalientRule* salient_rule(Index h) const {
+    const std::vector<SalientRule>& rules = m_options.salient_rules;
+    return rules.empty() ? nullptr : &rules[rules.size() == 1 ? 0 : static_cast<std::size_t>(h)];
+  }
 
  private:
   const void *m_features, *m_positions;

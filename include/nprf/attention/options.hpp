@@ -36,7 +36,16 @@ class OptionSpan : public std::span<const T> {
   }
 };
 
-/// Options of an attention, fixed when it is built.
+/// Which keys of a head are salient (AttentionOptions), by the mean nu and the covariance S of queries of a sample,
+/// normalised as attention normalises them: those with nu.k + k S k / 2 > threshold. salient_rule() finds them.
+struct SalientRule {
+  std::vector<double> mean;        // (d)    nu
+  std::vector<double> covariance;  // (d,d)  S
+  double threshold = 0;
+};
+
+/// Options of an attention, fixed when it is built. Pairs with the weights of softmax, exact pairs, are those of a near
+/// field, of attention sinks and of salient keys.
 ///
 /// Near field: a query and a key less than `near` tokens apart have the weight exp(q.k + b) of softmax. The other pairs
 /// have weights of features. A near field needs a map that estimates exp and has log-factors (feature_map.hpp). Its
@@ -49,12 +58,25 @@ class OptionSpan : public std::span<const T> {
 /// features do not represent. The first `sinks` keys of a sequence that are not padding have the weight exp(q.k + b) of
 /// softmax for every query. On a grid the extra tokens are the first ones. Sinks need the same maps as a near field,
 /// and a row that has to be recomputed has the weights of softmax for all pairs here, too. Time O(n sinks (d + d_v)).
+///
+/// Salient keys: up to `salient` other keys of a sequence have the weight of softmax for every query, too, likewise.
+/// They are chosen for each head and sequence, and are those with the largest
+///
+///     nu.k + k S k / 2
+///
+/// where nu and S are the mean and the covariance of the queries: the logarithm of the mean of exp(q.k), if the queries
+/// were Gaussian. A query at the position of a key that is padding does not count. Which keys are salient is a constant
+/// of the gradients, and y may jump where it changes. In causal attention this choice would depend on later tokens. It
+/// needs `salient_rules`, one or one for each head, with which nu and S are constants, and the first keys that exceed
+/// the threshold are salient. O(n d^2 + n salient (d + d_v)).
 struct AttentionOptions {
   Direction direction = Direction::bidirectional;
   Normalization normalization = Normalization::unit(1);
   Engine engine = Engine::automatic;
-  Index near = 0;   // the width of the near field; 0: none
-  Index sinks = 0;  // the number of attention sinks
+  Index near = 0;                               // the width of the near field; 0: none
+  Index sinks = 0;                              // the number of attention sinks
+  Index salient = 0;                            // the number of salient keys
+  std::vector<SalientRule> salient_rules = {};  // none, one, or one for each head
 };
 
 /// A report of one call.
@@ -65,7 +87,7 @@ struct AttentionOptions {
 struct Report {
   Engine engine = Engine::automatic;  // of the first sequence; automatic if there was nothing to compute
   Index repaired_rows = 0;            // rows that were recomputed because they failed the engine's error bound or
-                                      // underflowed, or because their terms cancel (a series, a near field or sinks);
+                                      // underflowed, or because their terms cancel (a series, or exact pairs);
                                       // if so many rows of a sequence fail that all are recomputed, all rows that
                                       // attend to a key count
   Index indefinite_rows = 0;          // rows whose denominator is not positive, by cancellation or by underflow
@@ -96,8 +118,8 @@ struct Report {
 ///
 /// Tolerance: a row of y whose bound of the engine's rounding error exceeds half of the tolerance, relative to the
 /// largest |v| that the row attends to, is recomputed. This takes several times as long as the direct engine takes for
-/// the row; with a near field, sinks or a series the row is computed by exact softmax, O(n_k (d + d_v)). If more than
-/// half of the rows fail, all rows are computed by the direct engine, unless there are a near field or sinks. With an
+/// the row; with exact pairs or a series the row is computed by exact softmax, O(n_k (d + d_v)). If more than half of
+/// the rows fail, all rows are computed by the direct engine, unless there are exact pairs. With an
 /// infinite tolerance no row is recomputed for its rounding error. The other half of the tolerance is for the errors
 /// that any engine has (Report::error_bound).
 ///

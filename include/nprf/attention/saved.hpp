@@ -58,6 +58,7 @@ struct SavedSequence {
   std::vector<Index> recomputed_rows, softmax_rows;  // recomputed from their features; by exact softmax
   Errors errors;
   std::vector<Index> unattended_keys;  // keys that no query attends to
+  std::vector<Index> exact_keys;       // the sinks and the salient keys, increasing
   Padding padding;
 };
 

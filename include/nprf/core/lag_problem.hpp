@@ -35,7 +35,7 @@ struct LagProblem {
   LagRange table;                        // before and after these lags b is linear
   double slope_before = 0, slope_after = 0;
   NearLags near;                        // lags whose pairs are computed exactly: `weights` are 0 there
-  Index sinks = 0;                      // the number of first keys whose pairs are computed exactly
+  Index sinks = 0, salient = 0;         // how many first keys, and how many others, have exact pairs with all queries
   double weight_bias = minus_infinity;  // the bias of weight 1: the largest of `biases` and column 1 of the border
   LagWeightsView<T> weights;            // exp(b - weight_bias) of the lags of `reach`; 0 for near lags
   T* weight_values = nullptr;           // the same array as in `weights`, writable
@@ -62,10 +62,8 @@ struct LagProblem {
     return c;
   }
 
-  /// Whether pairs of a near field or of attention sinks are computed exactly.
-  bool has_exact_pairs() const { return near.width > 0 || sinks > 0; }
-  /// How many keys of a placement, from its first one on, are attention sinks.
-  Index sinks_of(const Placement& of) const { return std::min(sinks, of.count()); }
+  /// Whether pairs of a near field, of attention sinks or of salient keys are computed exactly.
+  bool has_exact_pairs() const { return near.width > 0 || sinks > 0 || salient > 0; }
 
   /// The bias at which a far weight of a query is 1: weight_bias or, for a query without a slot, its largest bias.
   double unit_bias(Index query) const {

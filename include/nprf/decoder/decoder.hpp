@@ -43,10 +43,11 @@ namespace nprf {
 /// prefill returns the same bits as the attention.
 ///
 /// Report (CallOptions::report) of a step: error_bound, empty_rows and indefinite_rows are as in that of the attention,
-/// and the engine is `recurrence`. For a map that is a series (is_series()), and with a near field or sinks, the ring
-/// stores the keys. Then a row whose denominator underflowed or whose terms cancel is recomputed by exact softmax, and
-/// counts in repaired_rows, as long as the ring has all keys that it attends to. Otherwise, and for other maps if the
-/// denominator underflowed, the row is returned as it is, NaN if its denominator is 0, and counts in failing_rows.
+/// and the engine is `recurrence`. For a map that is a series (is_series()), and with exact pairs (AttentionOptions),
+/// the ring stores the keys. Then a row whose denominator underflowed or whose terms cancel is recomputed by exact
+/// softmax, and counts in repaired_rows, as long as the ring has all keys that it attends to. Otherwise, and for other
+/// maps if the denominator underflowed, the row is returned as it is, NaN if its denominator is 0, and counts in
+/// failing_rows.
 ///
 /// Non-finite tokens: as in the formula, a non-finite query affects its own row, and a non-finite key or value the rows
 /// that attend to it. If the bias is finite at all distances, these are all later rows, until the sequence is reset or

@@ -9,56 +9,56 @@
 #include "nprf/core/pack.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/core/workspace.hpp"
+#include "nprf/decoder/exact_tokens.hpp"
 #include "nprf/decoder/exponentials.hpp"
-#include "nprf/decoder/sink_tokens.hpp"
 #include "nprf/decoder/step_bias.hpp"
 #include "nprf/decoder/step_features.hpp"
 #include "nprf/decoder/token_ring.hpp"
 
 namespace nprf {
 
-/// The keys of a row that have the weights of softmax, exp(q.k + b - constant): the sinks and the near keys, which are
-/// the last keys of the ring; or, if the row is recomputed by exact softmax, all keys of the ring. `constant` is the
-/// log-factor of the features of the query, so that these weights have the unit of the far ones; or 0 if the row is
-/// recomputed. b is relative to the largest bias of the query (StepBias::largest()).
+/// The keys of a row that have the weights of softmax, exp(q.k + b - constant): the sinks, the salient keys and the
+/// near keys, which are the last keys of the ring; or, if the row is recomputed by exact softmax, all keys of the ring.
+/// `constant` is the log-factor of the features of the query, so that these weights have the unit of the far ones; or 0
+/// if the row is recomputed. b is relative to the largest bias of the query (StepBias::largest()).
 template <Real T>
 class ExactKeys {
  public:
-  /// For queries of the last of `tokens` tokens, with at most `most` such keys in the ring and `most_sinks` sinks.
+  /// For queries of the last of `tokens` tokens, with at most `most` such keys in the ring and `most_kept` kept ones.
   /// `lag_vectors` may be null.
-  ExactKeys(const StepBias<T>& bias, const Matrix<T>* lag_vectors, const TokenRing<T>& ring, const SinkTokens<T>& sinks,
-            Index tokens, Index most, Index most_sinks, Workspace& scratch)
+  ExactKeys(const StepBias<T>& bias, const Matrix<T>* lag_vectors, const TokenRing<T>& ring, const ExactTokens<T>& kept,
+            Index tokens, Index most, Index most_kept, Workspace& scratch)
       : m_bias(bias),
         m_lag_vectors(lag_vectors),
         m_ring(ring),
-        m_sinks(sinks),
+        m_kept(kept),
         m_tokens(tokens),
         m_largest_bias(bias.largest(tokens)) {
-    m_sink_exponents = scratch.take<double>(padded_to_lanes(most_sinks));
-    m_sink_weights = scratch.take<T>(padded_to_lanes(most_sinks));
+    m_kept_exponents = scratch.take<double>(padded_to_lanes(most_kept));
+    m_kept_weights = scratch.take<T>(padded_to_lanes(most_kept));
     const Index slots = most > 0 ? padded_to_lanes(most) + most_ranges * tile : 0;
     m_exponents = scratch.take<double>(slots);
     if (m_lag_vectors) m_query_biases = scratch.take<T>(m_lag_vectors->cols());
     m_weights = scratch.take<T>(slots);
   }
 
-  /// Computes the exponents for a query, of the first `sinks` keys and of the keys from token `first` on. Returns the
-  /// largest exponent; -infinity if there is none. O(keys d), and O(near rank) for biases of the query.
-  double set_exponents(const FeatureRow<T>& row, Index sinks, Index first, double constant) {
+  /// Computes the exponents for a query, of the first `kept` kept keys and of the keys from token `first` on. Returns
+  /// the largest exponent; -infinity if there is none. O(keys d), and O(near rank) for biases of the query.
+  double set_exponents(const FeatureRow<T>& row, Index kept, Index first, double constant) {
     const T* query = row.normalized;
     double largest = minus_infinity;
     if (m_lag_vectors)  // r R  (near)
       Eigen::Map<Vector<T>>(m_query_biases, m_lag_vectors->cols()).noalias() =
           m_lag_vectors->transpose() * Eigen::Map<const Vector<T>>(row.vector, m_lag_vectors->rows());
-    m_num_sinks = sinks;
-    std::fill(m_sink_exponents + sinks, m_sink_exponents + padded_to_lanes(sinks), minus_infinity);
-    for (Index j = 0; j < sinks; ++j) {
-      const double b = m_bias(m_tokens - 1 - j);
+    m_num_kept = kept;
+    std::fill(m_kept_exponents + kept, m_kept_exponents + padded_to_lanes(kept), minus_infinity);
+    for (Index j = 0; j < kept; ++j) {
+      const double b = m_bias(m_tokens - 1 - m_kept.position(j));
       // a key with b = -infinity may be non-finite, so its score is not computed
-      m_sink_exponents[j] = b > minus_infinity
-                                ? static_cast<double>(m_sinks.score(query, j)) + (b - m_largest_bias) - constant
+      m_kept_exponents[j] = b > minus_infinity
+                                ? static_cast<double>(m_kept.score(query, j)) + (b - m_largest_bias) - constant
                                 : minus_infinity;
-      largest = std::max(largest, m_sink_exponents[j]);
+      largest = std::max(largest, m_kept_exponents[j]);
     }
     m_num_ranges = 0;
     Index at = 0;
@@ -88,12 +88,12 @@ class ExactKeys {
   Sums add(double reference, bool all_finite, T* N) {
     Sums sums;
     if (reference == minus_infinity) return sums;
-    exponentials(m_sink_exponents, reference, padded_to_lanes(m_num_sinks), m_sink_weights);
-    sums.weights = sum_in_runs(m_sink_weights, padded_to_lanes(m_num_sinks));
-    for (Index j = 0; j < m_num_sinks; ++j)
-      if (m_sink_exponents[j] > minus_infinity)
-        sums.largest_value = std::max(sums.largest_value, m_sinks.largest_value(j));
-    m_sinks.add_values(m_sink_weights, m_num_sinks, N);
+    exponentials(m_kept_exponents, reference, padded_to_lanes(m_num_kept), m_kept_weights);
+    sums.weights = sum_in_runs(m_kept_weights, padded_to_lanes(m_num_kept));
+    for (Index j = 0; j < m_num_kept; ++j)
+      if (m_kept_exponents[j] > minus_infinity)
+        sums.largest_value = std::max(sums.largest_value, m_kept.largest_value(j));
+    m_kept.add_values(m_kept_weights, m_num_kept, N);
     for (Index i = 0; i < m_num_ranges; ++i) {
       const auto [slot, slots, at] = m_ranges[i];
       T* weights = m_weights + at;
@@ -127,12 +127,12 @@ class ExactKeys {
   const StepBias<T>& m_bias;
   const Matrix<T>* m_lag_vectors;  // (rank,near)
   const TokenRing<T>& m_ring;
-  const SinkTokens<T>& m_sinks;
-  Index m_tokens, m_num_sinks = 0, m_num_ranges = 0;
+  const ExactTokens<T>& m_kept;
+  Index m_tokens, m_num_kept = 0, m_num_ranges = 0;
   double m_largest_bias;
   Range m_ranges[most_ranges];
-  double *m_sink_exponents, *m_exponents;
-  T *m_sink_weights, *m_weights;
+  double *m_kept_exponents, *m_exponents;
+  T *m_kept_weights, *m_weights;
   T* m_query_biases = nullptr;  // (near), from the oldest near key on
 };
 

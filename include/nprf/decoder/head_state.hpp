@@ -15,10 +15,10 @@
 #include "nprf/core/types.hpp"
 #include "nprf/core/workspace.hpp"
 #include "nprf/decoder/chunk_state.hpp"
+#include "nprf/decoder/exact_tokens.hpp"
 #include "nprf/decoder/model.hpp"
 #include "nprf/decoder/row.hpp"
 #include "nprf/decoder/running_sums.hpp"
-#include "nprf/decoder/sink_tokens.hpp"
 #include "nprf/decoder/step_weights.hpp"
 #include "nprf/decoder/token_ring.hpp"
 
@@ -34,7 +34,7 @@ struct QueryGroup {
 };
 
 /// The state of one head of one sequence: the ring of its last tokens, the sums over the older ones, and its attention
-/// sinks. See Decoder.
+/// sinks and salient keys. See Decoder.
 template <Real T>
 class HeadState {
  public:
@@ -42,7 +42,7 @@ class HeadState {
   HeadState(const StepModel<T>& model, Index d_v)
       : m_d_v(d_v),
         m_ring(model.shape(d_v), model.kept_tokens()),
-        m_sinks(model.sinks, model.features.map().input_dim(), d_v),
+        m_kept(model.most_exact, model.features.map().input_dim(), d_v),
         m_sums(model.has_tail() ? model.bias.tail().size() : 1,
                RunningSums<T>(model.has_tail() ? model.features.map().output_dim() : 0, d_v)),
         m_chunks(model.chunks, model.shape(d_v)) {}
@@ -52,7 +52,7 @@ class HeadState {
   /// Allocates memory for a sequence of that many tokens. Throws std::bad_alloc, and then changes nothing.
   void reserve(const StepModel<T>& model, Index tokens) {
     m_ring.reserve(tokens);
-    m_sinks.reserve(tokens);
+    m_kept.reserve(tokens);
     m_chunks.reserve(model.chunks, tokens);
   }
 
@@ -66,6 +66,7 @@ class HeadState {
   /// Takes back the last `tokens` tokens. O(1).
   void roll_back(Index tokens) {
     m_tokens -= tokens;
+    m_kept.roll_back(m_tokens);
     m_chunks.roll_back(m_tokens);
   }
 
@@ -74,6 +75,7 @@ class HeadState {
     m_largest_norm = 0;
     m_all_finite = true;
     m_ring.clear();
+    m_kept.roll_back(0);
     for (RunningSums<T>& sums : m_sums) sums.clear();
     m_chunks.clear();
   }
@@ -92,8 +94,9 @@ class HeadState {
     } else {
       m_largest_norm = std::max(m_largest_norm, model.features.norm(key.normalized));
     }
-    if (m_tokens < model.sinks) {  // the weight of a sink is not a product of features
-      m_sinks.put(m_tokens, token, key.normalized);
+    // the weights of sinks and salient keys are not products of features
+    if (m_tokens < model.sinks || (m_kept.count() < model.most_exact && model.is_salient(key.normalized, scratch))) {
+      m_kept.put(m_tokens, token, key.normalized);
       std::fill_n(key.phi, r, T(0));
       token.log_scale = -infinity;
     }
@@ -131,7 +134,7 @@ class HeadState {
       return;
     }
     const StepWeights<T> weights(model, m_ring, m_sums, m_chunks, m_tokens, m_left_ring, scratch);
-    StepRow<T> row(model, m_ring, m_sums, m_chunks, m_sinks, weights,
+    StepRow<T> row(model, m_ring, m_sums, m_chunks, m_kept, weights,
                    {m_tokens, m_left_ring, m_largest_norm, m_all_finite}, scratch);
     for (Index g = 0; g < group.count; ++g)
       row.compute(group.features(group.first + g), group.y + g * group.y_step, report);
@@ -140,7 +143,7 @@ class HeadState {
   std::size_t bytes() const {
     std::size_t of_sums = m_sums.size() * sizeof(RunningSums<T>);
     for (const RunningSums<T>& sums : m_sums) of_sums += sums.bytes();
-    return sizeof(*this) + m_ring.bytes() + of_sums + m_sinks.bytes() + m_chunks.bytes();
+    return sizeof(*this) + m_ring.bytes() + of_sums + m_kept.bytes() + m_chunks.bytes();
   }
 
   /// Calls archive(x) for each part of the state, to write or to read it. Reserves the memory of the ring between
@@ -156,13 +159,18 @@ class HeadState {
                  (m_tokens - m_left_ring >= model.reach() && m_most_tokens - m_left_ring >= model.pending())),
             "state: expected ", model.reach(), " to ", model.pending() + block - 1,
             " tokens in the ring, from a multiple of ", block, " on, got ", m_left_ring, " to ", m_tokens);
+    const Index sinks = std::min(model.sinks, m_tokens), most_kept = std::min(model.most_exact, m_tokens);
+    Index kept = model.has_salient_keys() ? m_kept.count() : sinks;
+    if (model.has_salient_keys()) archive(kept);
+    require(sinks <= kept && kept <= most_kept, "state: expected ", sinks, " to ", most_kept,
+            " sinks and salient keys, got ", kept);
     // a wrong number must not allocate memory, nor overflow here
-    archive.expect(m_tokens - m_left_ring + std::min(model.sinks, m_tokens));
-    archive.expect((m_tokens - m_left_ring) * (model.shape(m_d_v).r + m_d_v) + std::min(model.sinks, m_tokens) * m_d_v);
+    archive.expect(m_tokens - m_left_ring + kept);
+    archive.expect((m_tokens - m_left_ring) * (model.shape(m_d_v).r + m_d_v) + kept * m_d_v);
     archive.expect(ChunkState<T>::saved_scalars(model.chunks, model.shape(m_d_v), m_tokens));
     reserve(model, m_tokens);
     for (RunningSums<T>& sums : m_sums) sums.transfer(archive);
-    m_sinks.transfer(m_tokens, archive);
+    m_kept.transfer(kept, sinks, m_tokens, archive);
     m_ring.transfer_references(archive);
     for (Index j = m_left_ring; j < m_tokens; ++j) m_ring.transfer(j, archive);
     m_chunks.transfer(model.chunks, m_tokens, archive);
@@ -187,7 +195,7 @@ class HeadState {
   double m_largest_norm = 0;  // the largest norm of a finite key
   bool m_all_finite = true;   // whether all keys and values are finite
   TokenRing<T> m_ring;
-  SinkTokens<T> m_sinks;
+  ExactTokens<T> m_kept;
   std::vector<RunningSums<T>> m_sums;  // one for each decay of the tail; one of no features if there is none
   ChunkState<T> m_chunks;
 };

@@ -17,17 +17,17 @@
 #include "nprf/core/workspace.hpp"
 #include "nprf/decoder/chunk_state.hpp"
 #include "nprf/decoder/exact_keys.hpp"
+#include "nprf/decoder/exact_tokens.hpp"
 #include "nprf/decoder/model.hpp"
 #include "nprf/decoder/running_sums.hpp"
-#include "nprf/decoder/sink_tokens.hpp"
 #include "nprf/decoder/step_weights.hpp"
 #include "nprf/decoder/token_ring.hpp"
 
 namespace nprf {
 
 /// Computes the rows y = N / D of a step, for the queries that share keys and values: N and D are sums over the far
-/// keys in the ring, the running sums, the sums of chunks, the near field and the sinks. Bounds the errors of the
-/// rows.
+/// keys in the ring, the running sums, the sums of chunks, the near field, the sinks and the salient keys. Bounds the
+/// errors of the rows.
 template <Real T>
 class StepRow {
  public:
@@ -39,7 +39,7 @@ class StepRow {
   };
 
   StepRow(const StepModel<T>& model, const TokenRing<T>& ring, std::span<const RunningSums<T>> sums,
-          const ChunkState<T>& chunks, const SinkTokens<T>& sinks, const StepWeights<T>& weights, const Tokens& tokens,
+          const ChunkState<T>& chunks, const ExactTokens<T>& kept, const StepWeights<T>& weights, const Tokens& tokens,
           Workspace& scratch)
       : m_model(model),
         m_ring(ring),
@@ -49,9 +49,9 @@ class StepRow {
         m_scratch(scratch),
         m_tokens(tokens),
         m_d_v(sums.front().non_finite_values().size()),
+        m_far_kept(kept.count(tokens.count - model.near)),
         m_N(scratch.take<T>(padded_to_lanes(m_d_v))),
-        m_exact(model.bias, model.lag_vectors, ring, sinks, tokens.count, ring_keys(), model.far_sinks(tokens.count),
-                scratch) {}
+        m_exact(model.bias, model.lag_vectors, ring, kept, tokens.count, ring_keys(), m_far_kept, scratch) {}
 
   /// Sets y (d_v) for a query, and counts it in the report.
   void compute(const FeatureRow<T>& query, T* y, Report& report) {
@@ -140,8 +140,7 @@ class StepRow {
 
   // adds the exact pairs, whose weights are exp(q.k + b - log_factor)
   void sum_exact() {
-    const double largest =
-        m_exact.set_exponents(m_query, m_model.far_sinks(m_tokens.count), near_first(), m_query.log_factor);
+    const double largest = m_exact.set_exponents(m_query, m_far_kept, near_first(), m_query.log_factor);
     if (largest > m_row.reference) {
       const T factor = static_cast<T>(std::exp(m_row.reference - largest));
       m_row.D *= factor, m_row.terms *= factor;
@@ -225,6 +224,7 @@ class StepRow {
   Workspace& m_scratch;
   const Tokens m_tokens;
   const Index m_d_v;
+  const Index m_far_kept;  // how many sinks and salient keys are not near
   FeatureRow<T> m_query{};
   T* m_N;
   ExactKeys<T> m_exact;

@@ -30,6 +30,11 @@ class Fingerprint {
   explicit Fingerprint(const StepModel<T>& model) {
     const FeatureMapView<T>& map = model.features.map();
     Checksum sum;
+    if (model.has_salient_keys()) {
+      sum.add(model.most_exact), sum.add(model.salient_threshold);
+      for (const Vector<T>& x : {model.salient_mean, model.salient_covariance})
+        for (const T each : x) sum.add(static_cast<double>(each));
+    }
     for (const Index size : {map.input_dim(), map.output_dim(), model.near, model.sinks, model.rollback,
                              model.most_tokens, model.bias.table()})
       sum.add(size);

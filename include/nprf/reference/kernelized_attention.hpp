@@ -21,8 +21,8 @@ Matrix<T> kernelized_attention(const FeatureMapView<T>& features, const Position
 
 }  // namespace detail
 
-/// The reference implementation of Attention: its formula as two plain loops in long double, with the near field and
-/// the sinks of its options. The weights exp(b) of each row are relative to the largest of the row.
+/// The reference implementation of Attention: its formula as two plain loops in long double, with the exact pairs of
+/// its options. The weights exp(b) of each row are relative to the largest of the row.
 ///
 /// q (n_q,d) k (n_k,d) v (n_k,d_v) -> y (n_q,d_v). O(n_q n_k (r + d_v)). Throws InvalidArgument if shapes do not match,
 /// and for a grid also if the number of tokens is not the grid's, or the offset is not 0.

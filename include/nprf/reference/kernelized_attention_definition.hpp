@@ -3,6 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <functional>
+#include <iterator>
 #include <vector>
 
 #include "nprf/attention/batch/check_arrays.hpp"
@@ -16,8 +19,8 @@ namespace nprf::reference {
 
 namespace detail {
 
-/// The weights of attention without exp(b): phi(q_i).phi(k_j), or exp(q_i.k_j) of a near pair or a sink, up to a factor
-/// of the query.
+/// The weights of attention without exp(b): phi(q_i).phi(k_j), or exp(q_i.k_j) of a near pair, a sink or a salient key,
+/// up to a factor of the query.
 template <Real T>
 class PairWeights {
  public:
@@ -26,10 +29,12 @@ class PairWeights {
       : m_position(position),
         m_near{options.near, position.pitch(), 0},
         m_sinks(options.sinks),
+        m_salient(options.salient),
         m_r(q.rightCols(position.rank())) {
     if (!position.is_placed()) m_near.offset = offset;
     if (has_exact_pairs()) {
       set_with_log_factors(features, options.normalization, q.leftCols(k.cols()), k);
+      if (m_salient > 0) choose_salient_keys(options.salient_rules, offset, attends);
       return;
     }
     const Head<T> head{features, options.normalization, nullptr};
@@ -74,20 +79,65 @@ class PairWeights {
     features.keys_with_log_factors(m_k, {}, m_B, m_b.data(), Team(workspace));
   }
 
+  // the keys of the largest scores nu.k + k S k / 2, where nu and S are the mean and the covariance of the queries; by
+  // a rule the first ones whose score exceeds the threshold
+  void choose_salient_keys(const std::vector<SalientRule>& rules, Index offset, Attends attends) {
+    const auto is_key = [&](Index j) {
+      Index i = 0;
+      while (i < m_q.rows() && !attends(i, j)) ++i;
+      return i < m_q.rows();
+    };
+    std::vector<Index> queries, keys;
+    for (Index i = 0; i < m_q.rows(); ++i) {
+      const Index at = i + offset;
+      if ((at < 0 || at >= m_k.rows() || is_key(at)) && m_q.row(i).allFinite()) queries.push_back(i);
+    }
+    for (Index j = 0, before = 0; j < m_k.rows(); ++j)
+      if (is_key(j) && before++ >= m_sinks && m_k.row(j).allFinite()) keys.push_back(j);
+    const auto score_of_queries = [&](Index j) {  // over them k S k is the variance of q.k
+      long double mean = 0, variance = 0;
+      for (const Index i : queries) mean += dot(m_q, i, m_k, j) / static_cast<long double>(queries.size());
+      for (const Index i : queries)
+        variance += std::pow(dot(m_q, i, m_k, j) - mean, 2.0L) / static_cast<long double>(queries.size());
+      return mean + variance / 2;
+    };
+    const auto score_of_rule = [&](Index j) {
+      const double *nu = rules.front().mean.data(), *S = rules.front().covariance.data();
+      long double sum = 0;
+      for (Index a = 0; a < m_k.cols(); ++a) {
+        sum += static_cast<long double>(nu[a]) * m_k(j, a);
+        for (Index b = 0; b < m_k.cols(); ++b)
+          sum += static_cast<long double>(S[a * m_k.cols() + b]) * m_k(j, a) * m_k(j, b) / 2;
+      }
+      return sum;
+    };
+    std::vector<long double> scores(static_cast<std::size_t>(m_k.rows()));
+    for (const Index j : keys)
+      scores[static_cast<std::size_t>(j)] = rules.empty() ? score_of_queries(j) : score_of_rule(j);
+    const auto score = [&](Index j) { return scores[static_cast<std::size_t>(j)]; };
+    if (rules.empty())
+      std::ranges::stable_sort(keys, std::greater<>(), score);
+    else
+      std::erase_if(keys, [&](Index j) { return !(score(j) > rules.front().threshold); });
+    m_salient_keys.assign(keys.begin(), keys.begin() + std::min<Index>(m_salient, std::ssize(keys)));
+  }
+
   static long double dot(const Matrix<T>& x, Index i, const Matrix<T>& y, Index j) {
     long double sum = 0;
     for (Index l = 0; l < x.cols(); ++l) sum += static_cast<long double>(x(i, l)) * y(j, l);
     return sum;
   }
 
-  bool has_exact_pairs() const { return m_near.width > 0 || m_sinks > 0; }
+  bool has_exact_pairs() const { return m_near.width > 0 || m_sinks > 0 || m_salient > 0; }
 
   // pairs with an extra token are never near
   bool is_near(Index i, Index j) const {
     const Index extra = m_position.extra().rows();
     return i >= extra && j >= extra && m_near.contains(m_position.slot(j - extra) - m_position.slot(i - extra));
   }
-  bool is_exact(Index i, Index j, Index before) const { return before < m_sinks || is_near(i, j); }
+  bool is_exact(Index i, Index j, Index before) const {
+    return before < m_sinks || std::ranges::count(m_salient_keys, j) > 0 || is_near(i, j);
+  }
 
   // q_i.k_j, and of near pairs r_i.R[j-i] (QueryBiased)
   long double score(Index i, Index j) const {
@@ -101,7 +151,8 @@ class PairWeights {
 
   PositionView<T> m_position;
   NearLags m_near;
-  Index m_sinks;
+  Index m_sinks, m_salient;
+  std::vector<Index> m_salient_keys;
   Matrix<T> m_r;       // (n_q,rank)
   Matrix<T> m_q, m_k;  // normalised; empty without exact pairs
   Matrix<T> m_A, m_B;

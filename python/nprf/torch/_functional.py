@@ -519,6 +519,7 @@ def _checked_options(
     tokens_first: bool,
     tolerance: float,
     sinks: int,
+    salient: int,
     softmax_samples: int,
     softmax_seed: int,
     check_finite: bool,
@@ -527,8 +528,9 @@ def _checked_options(
     and for other than True and False."""
     return (
         position, bool_of(causal, "causal"), index_of(near, "near"), radius, name_of(engine, "engine"), tokens_first,
-        float(tolerance), index_of(sinks, "sinks"), index_of(softmax_samples, "softmax_samples"),
-        seed_of(softmax_seed, "softmax_seed"), bool_of(check_finite, "check_finite"),
+        float(tolerance), index_of(sinks, "sinks"), index_of(salient, "salient"),
+        index_of(softmax_samples, "softmax_samples"), seed_of(softmax_seed, "softmax_seed"),
+        bool_of(check_finite, "check_finite"),
     )  # fmt: skip
 
 
@@ -602,6 +604,7 @@ class AttentionOptions(TypedDict, total=False):
     offset: Union[None, int, Tensor]
     tolerance: float
     sinks: int
+    salient: int
     softmax_samples: int
     softmax_seed: int
     check_finite: bool
@@ -651,6 +654,7 @@ def attention(
     offset: Union[None, int, Tensor] = None,
     tolerance: float = 0.0,
     sinks: int = 0,
+    salient: int = 0,
     softmax_samples: int = 0,
     softmax_seed: int = 0,
     check_finite: bool = False,
@@ -685,7 +689,7 @@ def attention(
     With report=True (y, nprf.Report), with softmax_samples rows of each sequence of each head compared with exact
     softmax. gradient_report: a function that each backward calls with its nprf.GradientReport, such as the append of a
     list; ValueError for subclasses of tensors, and under transforms and modes, a default device among them. Others as
-    in nprf.Attention. A tolerance, check_finite and both reports are of the CPU: ValueError on a GPU.
+    in nprf.Attention. A tolerance, check_finite, salient keys and both reports are of the CPU: ValueError on a GPU.
 
     Under torch.compile a call is one operator of the graph. Its options are constants, so that another tolerance
     compiles it anew, but for masks, lengths and the offset, which may differ from call to call, as sizes may. It has no
@@ -727,7 +731,7 @@ def attention(
         raise ValueError(f"softmax_samples: expected 0 without report=True, got {softmax_samples}")
     options = (
         named_position, causal, near, radius_of(normalization), engine, layout == "tokens_first", tolerance, sinks,
-        softmax_samples, softmax_seed, check_finite,
+        salient, softmax_samples, softmax_seed, check_finite,
     )  # fmt: skip
     call = _Call(
         q, k, v, bias, extra, bias_layout, key_padding_mask, lengths, cumulative_lengths, key_cumulative_lengths,

@@ -98,8 +98,9 @@ class Attention(ModuleWithFeatures):
     position: None, "t5" (learned, `buckets`), "table" (learned, 2 `reach` + 1 lags), "alibi" (fixed slopes), or
     ("grid", H, W) (learned). All have a bias for each head, the parameter `position_bias`, initially 0;
     `position_slopes` for ALiBi. features: "taylor" with a near field, "orf", "hyperbolic" (num_features random vectors
-    from `seed`), or a feature map of vectors of embed_dim / heads numbers, or one for each head. near, sinks: pairs
-    less than `near` tokens apart have exact weights, and so have the first `sinks` keys.
+    from `seed`), or a feature map of vectors of embed_dim / heads numbers, or one for each head. near, sinks, salient:
+    pairs less than `near` tokens apart have exact weights, and so have the first `sinks` keys, and `salient` others of a
+    head and sequence, which its queries choose; none if causal.
 
     Queries and keys are normalised to norm 1 by default, and then multiplied by sqrt(`scale`): q.k is between -scale
     and scale.
@@ -117,6 +118,7 @@ class Attention(ModuleWithFeatures):
         num_features: Optional[int] = None,
         near: int = 32,
         sinks: int = 0,
+        salient: int = 0,
         causal: bool = False,
         scale: float = 1.0,
         normalization: Optional[Normalization] = None,
@@ -147,7 +149,8 @@ class Attention(ModuleWithFeatures):
         # What the layers of PyTorch around this one read. If the second were True, nn.TransformerEncoderLayer in eval
         # mode would compute softmax attention from in_proj_weight itself.
         self.batch_first, self._qkv_same_embed_dim = True, False
-        self.causal, self.near, self.sinks, self.engine = bool_of(causal, "causal"), near, sinks, engine
+        self.causal, self.engine = bool_of(causal, "causal"), engine
+        self.near, self.sinks, self.salient = near, sinks, salient
         if not scale > 0:
             raise ValueError(f"scale: expected a positive number, got {scale}")
         if normalization is not None and scale != 1:
@@ -205,7 +208,8 @@ class Attention(ModuleWithFeatures):
         """ValueError for options that no call could have."""
         example = None if no_position else position_with(self._position, np.zeros(shape, np.float32))
         engine = "automatic" if self.engine in ("fused", "cufft") else self.engine  # these are a GPU's
-        NumpyAttention(self.features, example, self.causal, self.normalization, self.near, engine, self.sinks)
+        exact = (self.sinks, self.salient)
+        NumpyAttention(self.features, example, self.causal, self.normalization, self.near, engine, *exact)
 
     def reset_parameters(self) -> None:
         """Sets the parameters to what the constructor sets them to: weights of both projections at random, biases 0.
@@ -313,6 +317,7 @@ class Attention(ModuleWithFeatures):
             causal=self.causal,
             near=self.near,
             sinks=self.sinks,
+            salient=self.salient,
             normalization=self.normalization,
             engine=self.engine,
             key_padding_mask=key_padding_mask,
@@ -338,7 +343,8 @@ class Attention(ModuleWithFeatures):
     def extra_repr(self) -> str:
         return (
             f"{self.embed_dim}, {self.num_heads}, position={self._position if self._has_position() else None!r}, "
-            f"features={self.features}, near={self.near}, sinks={self.sinks}, causal={self.causal}"
+            f"features={self.features}, near={self.near}, sinks={self.sinks}, salient={self.salient}, "
+            f"causal={self.causal}"
         )
 
     def _has_position(self) -> bool:

@@ -76,6 +76,7 @@ class Options(NamedTuple):
     tokens_first: bool
     tolerance: float = 0.0
     sinks: int = 0
+    salient: int = 0
     softmax_samples: int = 0
     softmax_seed: int = 0
     check_finite: bool = False
@@ -178,5 +179,6 @@ def attention_of(
 ) -> Any:
     positions = _positions_of(native, bias, extra, options.position, options.causal)
     return native.Attention.make(
-        features._native(native), positions, options.causal, options.radius, options.engine, options.near, options.sinks
-    )
+        features._native(native), positions, options.causal, options.radius, options.engine, options.near,
+        options.sinks, options.salient,
+    )  # fmt: skip

@@ -94,7 +94,7 @@ def _attributes_of(options: Options) -> dict[str, Any]:
     kind, *sizes = options.position.split(":")
     if kind == "grid":
         raise ValueError("position: expected None, 'table', 't5' or 'alibi' in a model in ONNX, got a grid")
-    for name, of_onnx in (("engine", "automatic"), ("tolerance", 0.0), ("check_finite", False)):
+    for name, of_onnx in (("engine", "automatic"), ("tolerance", 0.0), ("check_finite", False), ("salient", 0)):
         if getattr(options, name) != of_onnx:
             raise ValueError(f"{name}: expected {of_onnx!r} in a model in ONNX, got {getattr(options, name)!r}")
     attributes: dict[str, Any] = {
@@ -113,7 +113,7 @@ def translations(program: torch.export.ExportedProgram) -> dict[Callable[..., An
     layers that call it: each becomes one operator nprf.Attention. Feature maps become attributes.
 
     The export raises ValueError for what that operator does not have: masks other than lengths, packed sequences,
-    grids, tolerances, engines, and maps that are projected, centred, tilted or arguments of the model.
+    grids, tolerances, engines, salient keys, and maps that are projected, centred, tilted or arguments of the model.
     """
     tensors = {**program.state_dict, **program.constants}
     by_name = {each.arg.name: tensors.get(each.target) for each in program.graph_signature.input_specs if each.target}

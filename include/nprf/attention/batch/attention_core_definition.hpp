@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <memory>
 #include <mutex>
@@ -109,6 +110,20 @@ void AttentionCore<T>::check(const HeadModels<T>& heads) {
   };
   check_exact(heads.options().near, "near");
   check_exact(heads.options().sinks, "sinks");
+  const Index salient = heads.options().salient;
+  check_exact(salient, "salient");
+  const std::vector<SalientRule>& rules = heads.options().salient_rules;
+  require(salient == 0 || heads.options().direction == Direction::bidirectional || !rules.empty(),
+          "salient: expected 0 for causal attention without salient_rules, where later queries would choose keys, got ",
+          salient);
+  require(rules.size() <= 1 || static_cast<Index>(rules.size()) == heads.count(),
+          "salient_rules: expected none, one, or one for each of the ", heads.count(),
+          " feature maps or positions, got ", rules.size());
+  const auto d = static_cast<std::size_t>(map.input_dim());
+  for (const SalientRule& rule : rules)
+    require(rule.mean.size() == d && rule.covariance.size() == d * d && !std::isnan(rule.threshold),
+            "salient_rules: expected a mean of ", d, " and a covariance of ", d * d, " numbers and a threshold, got ",
+            rule.mean.size(), ", ", rule.covariance.size(), " and ", rule.threshold);
   for (std::size_t p = 0; p < positions; ++p) check_lag_vectors(heads.position(p), heads);
 }
 

@@ -16,6 +16,7 @@
 #include "nprf/attention/saved.hpp"
 #include "nprf/attention/scaling/gradient_scaling.hpp"
 #include "nprf/attention/scaling/key_log_scales.hpp"
+#include "nprf/attention/weights/key_subset.hpp"
 #include "nprf/core/long_sums.hpp"
 #include "nprf/core/power_of_two.hpp"
 #include "nprf/core/rows.hpp"
@@ -39,7 +40,7 @@ struct SequenceGradients {
 ///                              are recomputed
 ///     recompute_rows           dA of the rows that forward recomputed from features, and what these rows add to dB, dU
 ///                              and db
-///     add_exact_pairs          adds the gradients of attention sinks, the near field and the rows by exact softmax
+///     add_exact_pairs          adds the gradients of sinks, salient keys, the near field and the rows by exact softmax
 ///     add_bias_gradients       adds db, multiplied by the scales of the values and of dy, to the caller's
 ///     compute_input_gradients  dq and dk
 ///     propagate                sets the gradients that depend on a non-finite entry of G to NaN
@@ -131,8 +132,8 @@ class BackwardPass {
         factors, rows.G, {rows.sizes, m_scaled.denominators(), m_head.features.is_positive(), m_tolerance},
         {m_factors.dA, m_factors.dB, m_factors.dU, dc}, border, m_team);
     if (multiplies_log_scales) scale_by_log_scales<T>(m_factors.dB, m_log_scales, m_factors.dB, m_team);
-    // the weights of sinks do not depend on features
-    std::fill_n(m_factors.dB.data(), problem.sinks_of(m_keys) * m_factors.dB.cols(), T(0));
+    // the weights of sinks and salient keys do not depend on features
+    for (const Index j : m_saved.exact_keys) std::ranges::fill(writable_row(m_factors.dB, j), T(0));
     // c = exp(b - max b): db = c dc
     for (Index l = 0; l < dc.size(); ++l)
       db.lags[static_cast<std::size_t>(l)] =
@@ -194,14 +195,20 @@ class BackwardPass {
     m_exact.dk.setZero();
     m_exact.dr.setZero();
     const LagProblem<T>& problem = m_position.problem();
-    const FieldGradients<T> out{m_exact.dq, m_exact.dk, m_factors.dU, m_exact.dr, db};
     const MatrixView<T> G = rows_of_engine().G, r = finite_rows<T>(m_saved.r, workspace());
     const QueryBiases<T> query_biases = m_position.query_biases(r);
-    for_each_field(problem, m_keys, q, k, query_biases, m_team,
-                   [&](const auto& field) { field.add_gradients(U, G, log_scales, m_scaled.exponents(), out); });
+    const KeySubset exact_keys(m_keys, m_saved.exact_keys, m_team);
+    for_each_field(
+        problem, m_keys, exact_keys, q, k, query_biases, m_team, [&](const auto& field, const KeySubset& keys) {
+          MatrixRef<T> dk = keys.sums_of<T>(m_exact.dk), dU = keys.sums_of<T>(m_factors.dU);
+          field.add_gradients(keys.of<T>(U), G, log_scales, m_scaled.exponents(), {m_exact.dq, dk, dU, m_exact.dr, db});
+          keys.add_to<T>(m_exact.dk, dk);
+          keys.add_to<T>(m_factors.dU, dU);
+        });
     if (!m_saved.softmax_rows.empty())
       SoftmaxRows<T>(m_saved.softmax_rows, problem, m_keys, q, k, query_biases, m_team)
-          .backward(U, m_scaled.G(), log_scales, m_scaled.exponents(), out);
+          .backward(U, m_scaled.G(), log_scales, m_scaled.exponents(),
+                    {m_exact.dq, m_exact.dk, m_factors.dU, m_exact.dr, db});
   }
 
   void add_bias_gradients(const BiasGradient& scaled, const BiasGradient& db) const {

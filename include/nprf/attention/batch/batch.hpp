@@ -75,7 +75,8 @@ class Batch {
   }
 
   Head<T> head_of(const HeadModels<T>& heads, const Item& item) const {
-    return {heads.feature_map(item.h), heads.options().normalization, &position_of(heads, item)};
+    return {heads.feature_map(item.h), heads.options().normalization, &position_of(heads, item),
+            heads.salient_rule(item.h)};
   }
   // the rows first..first+count-1 of a map
   template <class Rows>

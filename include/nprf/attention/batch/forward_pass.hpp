@@ -32,7 +32,7 @@ namespace nprf {
 /// One head's attention over one sequence, y (n_q,d_v) = N / D with [N D] = W [v 1], W = (A B^T) o C. The constructor
 /// computes the features (ForwardRows), and N and D by the engine (ForwardProduct). The other stages:
 ///
-///     add_fields          adds attention sinks and the near field to N and D, if there are any
+///     add_fields          adds attention sinks, salient keys and the near field to N and D, if there are any
 ///     normalize           y = N / D for the rows whose error bound is within half of the tolerance; NaN for non-finite
 ///                         queries and for those that attend to a non-finite key
 ///     recompute_rows      computes the other rows by tiles or in double; or by exact softmax, if their features
@@ -212,7 +212,7 @@ class ForwardPass {
   // built when first needed. normalized_queries() and normalized_keys() also save these rows, if anything is saved
   const ExactPairs<T>& exact_pairs() {
     if (!m_exact_pairs)
-      m_exact_pairs.emplace(m_rows.position.problem(), m_rows.keys, m_rows.normalized_queries(),
+      m_exact_pairs.emplace(m_rows.position.problem(), m_rows.keys, m_rows.exact_keys, m_rows.normalized_queries(),
                             m_rows.normalized_keys(), m_product.values().rows(), m_rows.position.query_biases(m_x.r),
                             m_team);
     return *m_exact_pairs;
@@ -239,6 +239,7 @@ class ForwardPass {
     }
     save_row_log_scales();
     assign(saved.r, m_x.r);
+    saved.exact_keys.assign(m_rows.exact_keys.indices().begin(), m_rows.exact_keys.indices().end());
     saved.queries.short_rows.assign(m_rows.q.indices().begin(), m_rows.q.indices().end());
     saved.keys.short_rows.assign(m_rows.k.indices().begin(), m_rows.k.indices().end());
     saved.engine_used_log_scales = m_product.factors().key_log_scales != nullptr;

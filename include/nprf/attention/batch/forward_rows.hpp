@@ -2,13 +2,17 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <limits>
 
 #include "nprf/attention/batch/head.hpp"
 #include "nprf/attention/fallback/non_finite.hpp"
 #include "nprf/attention/saved.hpp"
 #include "nprf/attention/scaling/key_log_scales.hpp"
+#include "nprf/attention/weights/key_subset.hpp"
 #include "nprf/attention/weights/prepared_position.hpp"
+#include "nprf/attention/weights/salient_keys.hpp"
+#include "nprf/core/lag_problem.hpp"
 #include "nprf/core/resize.hpp"
 #include "nprf/core/rows.hpp"
 #include "nprf/core/slots.hpp"
@@ -49,7 +53,7 @@ class SavedStorage {
 };
 
 /// The queries and keys of one sequence, without padding, normalised, and their features A = phi(q) and B = phi(k),
-/// with zeros for non-finite keys and for attention sinks, whose weights are not those of features.
+/// with zeros for non-finite keys and for attention sinks and salient keys, whose weights are not those of features.
 template <Real T>
 struct ForwardRows {
   using Saved = SavedSequence<T>;
@@ -69,11 +73,13 @@ struct ForwardRows {
         k(head.normalize(rows_of(keys, x.k, team), k_scale, team)),
         row_log_scales(is_exact_fallback() ? zero_log_scales() : nullptr),
         key_log_scales(scaled_key_features<T>(head.features, k.rows(), Head<T>::as_span(k_scale), B, team)),
-        non_finite(position, keys, B, key_log_scales, team) {
+        non_finite(position, keys, B, key_log_scales, team),
+        exact_keys(find_exact_keys(x)) {
     compute_query_features();
-    const Index sinks = position.problem().sinks_of(keys);
-    for (Index j = 0; j < sinks; ++j) std::ranges::fill(writable_row(B, j), T(0));
-    if (key_log_scales) std::fill_n(key_log_scales, sinks, -std::numeric_limits<double>::infinity());
+    for (const Index j : exact_keys.indices()) {
+      std::ranges::fill(writable_row(B, j), T(0));
+      if (key_log_scales) key_log_scales[j] = -std::numeric_limits<double>::infinity();
+    }
   }
 
   Index n_q() const { return A.rows(); }
@@ -106,8 +112,43 @@ struct ForwardRows {
   double* row_log_scales;                  // (n_q), see SavedSequence; null: none
   double* key_log_scales;                  // (n_k); null: none
   NonFinite<T> non_finite;
+  KeySubset exact_keys;  // the sinks and the salient keys
 
  private:
+  KeySubset find_exact_keys(const SequenceInputs<T>& x) const {
+    const LagProblem<T>& problem = position.problem();
+    if (problem.salient == 0) return KeySubset::first(std::min(problem.sinks, n_k()), keys, team);
+    Workspace& workspace = team.workspace();
+    const SalientRule* rule = head.salient_rule;
+    T* scores = workspace.template take<T>(n_k());
+    {
+      const Workspace::Scope scope(workspace);
+      const auto of_queries = rule ? SalientScores<T>(*rule, team) : SalientScores<T>(counted_queries(x), team);
+      of_queries.set(k.rows(), Head<T>::as_span(k_scale), scores);
+    }
+    const std::span<const T> all(scores, static_cast<std::size_t>(n_k()));
+    return {keys,
+            rule ? first_salient(problem.sinks, problem.salient, all, rule->threshold, workspace)
+                 : most_salient(problem.sinks, problem.salient, all, workspace),
+            team};
+  }
+
+  // the normalised queries that are finite and not padding: that are not at the position of a key that is
+  MatrixMap<T> counted_queries(const SequenceInputs<T>& x) const {
+    const auto is_padding = [&](Index i) {
+      const Index at = i + position.problem().offset;
+      return at >= 0 && at < x.k.rows() &&
+             (at >= x.length || (!x.mask.empty() && !x.mask[static_cast<std::size_t>(at)]));
+    };
+    Index *indices = team.workspace().template take<Index>(n_q()), count = 0;
+    for (Index i = 0; i < n_q(); ++i)
+      if (!is_padding(i) && is_finite(row_of(q.rows(), i))) indices[count++] = i;
+    const RowSubset counted({indices, static_cast<std::size_t>(count)}, team);
+    MatrixMap<T> rows = counted.of<T>(q.rows());
+    for (Index i = 0; i < rows.rows(); ++i) scale(writable_row(rows, i), q_scale[counted.index(i)]);
+    return rows;
+  }
+
   void compute_query_features() {
     if (!has_exact_pairs()) {
       head.features.queries(q.rows(), Head<T>::as_span(q_scale), A, team);

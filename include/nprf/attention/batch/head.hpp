@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <span>
 
+#include "nprf/attention/options.hpp"
 #include "nprf/attention/weights/prepared_position.hpp"
 #include "nprf/core/resize.hpp"
 #include "nprf/core/rows.hpp"
@@ -19,13 +20,14 @@
 
 namespace nprf {
 
-/// The feature map and the normalisation of one head, and its position, prepared for the numbers of tokens. `position`
-/// may be null if only features are computed.
+/// The feature map and the normalisation of one head, its position, prepared for the numbers of tokens, and its rule
+/// for salient keys. `position` may be null if only features are computed, and `salient_rule` if there is none.
 template <Real T>
 struct Head {
   FeatureMapView<T> features;
   Normalization normalization;
   const PreparedPosition<T>* position;
+  const SalientRule* salient_rule = nullptr;
 
   /// Sets phi (n,r) to the features of the normalised rows of x (n,d), and `scale` (n) to the normalisation factors.
   void query_features(const MatrixView<T>& x, Eigen::Ref<Vector<T>> scale, MatrixRef<T> phi, const Team& team) const {

@@ -59,15 +59,15 @@ LagProblem<T> near_pairs(const LagProblem<T>& problem, Workspace& workspace) {
   return x;
 }
 
-/// The problem of the attention sinks, for keys that are the first ones (LagProblem::sinks_of): near pairs do not
-/// belong to it, but to the near field.
+/// The problem of the keys that have exact pairs with all queries, the attention sinks and the salient ones: near pairs
+/// do not belong to it, but to the near field.
 template <Real T>
-LagProblem<T> sink_pairs(const LagProblem<T>& problem, Workspace& workspace) {
+LagProblem<T> pairs_not_near(const LagProblem<T>& problem, Workspace& workspace) {
   return with_lags(problem, workspace, [&](Index lag) { return !problem.near.contains(lag); });
 }
 
 /// Pairs whose weights are those of exact softmax, beside the far pairs, whose weights are those of features: the pairs
-/// of near tokens (near_pairs), or those of attention sinks (sink_pairs).
+/// of near tokens (near_pairs), or those of attention sinks and salient keys (pairs_not_near).
 ///
 ///     y_i = (N_i + sum_field w_ij v_j) / (D_i + sum_field w_ij)     w_ij = exp(q_i.k_j + b_ij - log_scale_i)
 ///

@@ -40,10 +40,10 @@ const T* tangents(const PositionView<T>& position, const LagProblem<T>& x, Works
 
 }  // namespace detail
 
-/// Lowers a position, an offset, and the direction, the near field and the sinks of `options` to the tables of a
-/// LagProblem, for n_q queries and n_k keys. The tables are in the workspace. Throws InvalidArgument if the position is
-/// for other numbers of tokens, or if it has slots of its own and no pitch() for a near field. O(n_q + n_k + E^2) for E
-/// tokens without a slot, with one exponential for each lag.
+/// Lowers a position, an offset, and the direction, the near field, the sinks and the salient keys of `options` to the
+/// tables of a LagProblem, for n_q queries and n_k keys. The tables are in the workspace. Throws InvalidArgument if the
+/// position is for other numbers of tokens, or if it has slots of its own and no pitch() for a near field. O(n_q + n_k
+/// + E^2) for E tokens without a slot, with one exponential for each lag.
 template <Real T>
 LagProblem<T> lower(const PositionView<T>& position, const AttentionOptions& options, Index offset, Index n_q,
                     Index n_k, Pass pass, Workspace& workspace) {
@@ -56,7 +56,7 @@ LagProblem<T> lower(const PositionView<T>& position, const AttentionOptions& opt
           "near: expected 0 for a position with slots but without pitch(), got ", options.near);
   const Index farthest = x.query_slots + x.key_slots + std::abs(offset);  // so that no sum with the width overflows
   x.near = {std::min(options.near, farthest), x.has_own_slots ? position.pitch() : 0, offset};
-  x.sinks = options.sinks;
+  x.sinks = options.sinks, x.salient = options.salient;
   add_biases_and_weights(x, bias.view(), position.extra().data(), pass, workspace);
   if (pass == Pass::backward && position.is_smooth()) x.weights.tangents = detail::tangents(position, x, workspace);
   return x;

@@ -28,6 +28,11 @@
 /// same features, of the same random numbers, and the same position.
 namespace nprf::cuda {
 
+/// Throws InvalidArgument for options of an attention that a plan for a GPU does not have.
+inline void check_options(const AttentionOptions& options) {
+  require(options.salient == 0, "salient: expected 0 on a GPU, got ", options.salient);
+}
+
 namespace detail {
 
 template <Real T>
@@ -150,6 +155,7 @@ AttentionModel model_of(const Attention<F, P>& attention) {
       requires { model_of(attention.position()); },
       "nprf: on a GPU the position must be one of nprf's own: none, relative, T5, ALiBi, a curve or a grid");
   const AttentionOptions& options = attention.options();
+  check_options(options);
   AttentionModel model{options.direction, options.normalization.is_unit() ? options.normalization.radius() : 0, {}, {}};
   model.features.push_back(model_of(attention.features()));
   model.positions.push_back(model_of(attention.position()));
