@@ -47,7 +47,7 @@ def test_numpy(causal, heads_of_vectors):
     assert gradients.queries.shape == q.shape and gradients.keys.shape == k.shape
     assert gradients.extra.shape == position.lag_vectors.shape and gradients.bias.shape == (4,)
     exact = nprf.Attention(nprf.taylor(D), position, causal, near=NEAR, sinks=40)
-    softmax = nprf.reference.softmax_attention(q, k, v, position, causal)
+    softmax = nprf.reference.softmax_attention(q, k, v, position, causal=causal)
     np.testing.assert_allclose(exact(q, k, v), softmax, rtol=0, atol=1e-12)
 
 
@@ -86,7 +86,7 @@ def test_values_and_errors():
     with pytest.raises(ValueError, match="lag_vectors: expected 4 heads, as the position, got 3"):
         nprf.QueryBiased(lag_vectors(True, 3), nprf.Alibi([0.1, 0.2, 0.3, 0.4]))
     with pytest.raises(ValueError, match="position: expected one without lag_vectors"):
-        nprf.calibrate(q[..., :D], k, v, position=position, causal=True)
+        nprf.calibrate(q[..., :D], k, v, position=position, causal=True, num_features=9)
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -4,6 +4,7 @@
 #include <limits>
 #include <vector>
 
+#include "decoder/tokens.hpp"
 #include "nprf/feature_map/paper_names.hpp"
 #include "nprf/feature_map/taylor.hpp"
 #include "nprf/position/alibi.hpp"

@@ -113,7 +113,7 @@ def translations(program: torch.export.ExportedProgram) -> dict[Callable[..., An
     layers that call it: each becomes one operator nprf.Attention. Feature maps become attributes.
 
     The export raises ValueError for what that operator does not have: masks other than lengths, packed sequences,
-    grids, tolerances, engines, salient keys, and maps that are projected, centred, tilted or arguments of the model.
+    grids, query_bias, tolerances, engines, salient keys, and maps that are projected, centred, tilted or arguments of the model.
     """
     tensors = {**program.state_dict, **program.constants}
     by_name = {each.arg.name: tensors.get(each.target) for each in program.graph_signature.input_specs if each.target}
@@ -140,6 +140,8 @@ def translations(program: torch.export.ExportedProgram) -> dict[Callable[..., An
             constants = by_name.get(features.name)
             if constants is None:
                 raise ValueError("features: expected a map that is not an argument of the model, got one that is")
+        if extra is not None:
+            raise ValueError("query_bias: expected None in a model in ONNX, got one")
         if packing is not None:
             raise ValueError("cumulative_lengths: expected None in a model in ONNX, got some")
         if key_mask is not None and key_mask.dtype != onnxscript.ir.DataType.INT64:
