@@ -126,11 +126,10 @@ def memory(name):
 
 
 @torch.no_grad()
-def cost(model, tokens, prepare=None):
-    """(milliseconds, MiB) of a forward pass of one sequence: the median of three after a first one, and the memory that
-    it takes at most beside what there was, None but on Linux."""
-    rows = torch.zeros(1, tokens, dtype=torch.long, device=device())
-    with contextlib.nullcontext() if prepare is None else prepare(model, tokens):
+def cost(model, rows, prepare=None):
+    """(milliseconds, MiB) of a forward pass of one sequence, rows [1, tokens]: the median of three after a first one, and
+    the memory that it takes at most beside what there was, None but on Linux."""
+    with contextlib.nullcontext() if prepare is None else prepare(model, rows.shape[1]):
         model(rows)
         times = []
         for _ in range(3):
@@ -178,16 +177,16 @@ def measure(run, progress):
     found = {"loss": {SOFTMAX: [], OURS: []}, "ms": {name: [] for name in ways}, "MiB": {name: [] for name in ways}}
     errors = []
     for done, n in enumerate(s["lengths"]):
+        inputs = with_masks(data.spread(text.valid, n, 1), torch.Generator().manual_seed(2))[0].to(device())
         for name, (served, prepare) in ways.items():
-            ms, taken = cost(served, n, prepare)
+            ms, taken = cost(served, inputs, prepare)
             found["ms"][name].append(ms)
             found["MiB"][name].append(taken)
         for name in (SOFTMAX, OURS):
             found["loss"][name].append(held_out_loss(ways[name][0], text, n, s))
             for block in model.blocks:
                 block.attention.bias.of_sizes.clear()
-        inputs, _ = with_masks(data.spread(text.valid, n, 1), torch.Generator().manual_seed(2))
-        errors.append(errors_of_layers(ours, inputs.to(device())))
+        errors.append(errors_of_layers(ours, inputs))
         progress(len(s["lengths"]) + done + 1, 3 * len(s["lengths"]))
     tuned = []
     for done, steps in enumerate(s["tuning"]):
