@@ -8,7 +8,6 @@
 #include <iterator>
 #include <vector>
 
-#include "nprf/attention/batch/check_arrays.hpp"
 #include "nprf/attention/batch/head.hpp"
 #include "nprf/core/lags.hpp"
 #include "nprf/core/rows.hpp"

@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "nprf/attention/batch/check_arrays.hpp"
 #include "nprf/core/error.hpp"
 #include "nprf/core/gemm.hpp"
 #include "nprf/core/lag_bias.hpp"

@@ -88,15 +88,6 @@ inline void check_head_counts(Index heads, Index heads_k, Index heads_of_model) 
           heads, " (of queries) is a multiple of, got ", heads_k);
 }
 
-/// Throws InvalidArgument unless queries have `input_dim` channels, those of the feature map, and `rank` more, those of
-/// the position's vectors of lags.
-inline void check_query_channels(Index channels, Index input_dim, Index rank) {
-  require(rank > 0 || channels == input_dim, "queries: expected ", input_dim,
-          " columns (the feature map's input_dim), got ", channels);
-  require(channels == input_dim + rank, "queries: expected ", input_dim + rank,
-          " columns (the feature map's input_dim and the rank of the position's lag_vectors), got ", channels);
-}
-
 /// Throws InvalidArgument unless all of this holds: the view has this shape; its size in bytes does not overflow; no
 /// stride is negative, and the stride of tokens is at least `channels`; its data are not null, or its size is zero.
 template <class T>
