@@ -20,9 +20,9 @@ namespace nprf {
 
 /// dL/db of one sequence, summed in double.
 struct BiasGradient {
-  std::span<double> lags;         // (LagProblem::lags); empty if not requested
-  std::span<double> border;       // (E,E+2), with the columns of Border (core/slots.hpp)
-  std::span<double> lag_vectors;  // (rank,lags) of R (query_biases.hpp)
+  std::span<double> lags;              // (LagProblem::lags); empty if not requested
+  std::span<double> border;            // (E,E+2), with the columns of Border (core/slots.hpp)
+  std::span<double> lag_vectors = {};  // (rank,lags) of R (query_biases.hpp)
 
   /// The number of gradients in a share: those of `lags`, and after them those of `border` and `lag_vectors`.
   Index size() const { return static_cast<Index>(lags.size() + border.size() + lag_vectors.size()); }
