@@ -84,8 +84,10 @@ template class nprf::AttentionCore<float>;
 template class nprf::AttentionCore<double>;
 template const nprf::Matrix<double>& nprf::Batch<float>::dbias(nprf::Index) const;
 template const nprf::Matrix<double>& nprf::Batch<float>::dextra(nprf::Index) const;
+template const nprf::Matrix<double>& nprf::Batch<float>::dlag_vectors(nprf::Index) const;
 template const nprf::Matrix<double>& nprf::Batch<double>::dbias(nprf::Index) const;
 template const nprf::Matrix<double>& nprf::Batch<double>::dextra(nprf::Index) const;
+template const nprf::Matrix<double>& nprf::Batch<double>::dlag_vectors(nprf::Index) const;
 
 // a table that could not be chosen leaves a batch empty
 #define NPRF_CALL_LEVEL(T)                                                                                           \

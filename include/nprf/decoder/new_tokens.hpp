@@ -64,8 +64,7 @@ template <Real T>
 void NewTokens<T>::check_layout(const SequenceStates<T>& states) const {
   const Index batch = states.batch(), input_dim = states.model(0).features.map().input_dim(),
               models = static_cast<Index>(states.models().size());
-  check_heads(q, "queries", batch, q.heads, q.tokens, q.channels);
-  check_query_channels(q.channels, input_dim, states.model(0).rank());
+  check_heads(q, "queries", batch, q.heads, q.tokens, input_dim + states.model(0).rank());
   require(q.heads >= 1 && (models == 1 || q.heads == models), "queries: expected ", models == 1 ? 1 : models,
           models == 1 ? " head at least" : " heads (the number of feature maps or positions)", ", got ", q.heads);
   require(k.heads >= 1 && q.heads % k.heads == 0, "keys: expected a number of heads that ", q.heads,

@@ -177,8 +177,9 @@ Matrix<T> softmax_attention(const MatrixView<T>& q, const MatrixView<T>& k, cons
   constexpr Index tile_rows = 128, tile_cols = 256;
   constexpr T minus_infinity = -std::numeric_limits<T>::infinity();
   const Index rank = position.rank();
-  check_query_channels(q.cols(), k.cols(), rank);
-  const MatrixView<T> r = q.rightCols(rank), of_scores = q.leftCols(k.cols());
+  require(q.cols() >= rank, "queries: expected at least ", rank, " columns (those of the position's lag_vectors), got ",
+          q.cols());
+  const MatrixView<T> r = q.rightCols(rank), of_scores = q.leftCols(q.cols() - rank);
   const AttentionShape shape = attention_shape<T>(of_scores, k, v);
   const Index n_q = shape.n_q, n_k = shape.n_k, d_v = shape.d_v;
   const Padding padding(key_mask, n_k);
