@@ -40,6 +40,7 @@ Gradients<float> gradients_of(const PlanCase& x, const cuda::AttentionPlan<S>& p
           matrix(dv, x.v),
           as_floats(parameters.fetch(), static_cast<Index>(position.size()), 1),
           {},
+          {},
           {}};
 }
 
