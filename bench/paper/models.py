@@ -18,6 +18,7 @@ from .rivals import GatedRandomFeatures, Linformer, Nystromformer, PlainFeatures
 
 BUCKETS, MAX_DISTANCE = 32, 128  # of T5's biases
 KNOTS = 16  # of a spline, from lag 0 to T5's largest distance
+WINDOW, RANK = 64, 16  # of biases that depend on the query
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +27,8 @@ class Mechanism:
 
     kernel: softmax, a name in FEATURES, or one of RIVALS. radius: the norm of queries and keys;
     0 does not normalise them, and divides q.k by sqrt(d). rpe: a learned relative position bias, which takes the place of
-    absolute positions in texts; "spline" or "alibi": a spline of the distance, or ALiBi, in place of the layer's position.
+    absolute positions in texts; "spline" or "alibi": a spline of the distance, or ALiBi, in place of the layer's position;
+    "query": biases that depend on the query (QueryBias), which need near = WINDOW.
     features: the number m of random vectors (for Linformer and Nystromformer, the rank). near: pairs less than `near`
     tokens apart have exact weights.
     """
@@ -159,6 +161,32 @@ class Bias(nn.Module):
         return table[:, self.of_sizes[key]]
 
 
+class QueryBias(nn.Module):
+    """A bias r_i . R[j - i] of keys less than WINDOW tokens away, none of others, as the Inkling models have: r_i is a
+    linear function of token i for each head, R is learned and shared by the heads."""
+
+    def __init__(self, dim, heads, causal):
+        super().__init__()
+        self.heads, self.causal, self.of_sizes = heads, causal, {}
+        self.vectors = nn.Linear(dim, heads * RANK)
+        self.lag_vectors = nn.Parameter(0.1 * torch.randn(RANK, WINDOW if causal else 2 * WINDOW - 1))
+
+    def of_queries(self, x):
+        """r of tokens x [batch, n, dim], [batch, n, heads, RANK]."""
+        return self.vectors(x).unflatten(-1, (self.heads, RANK))
+
+    def matrix(self, x):
+        """The bias of every pair [batch, heads, n, n], which softmax attention needs."""
+        n = x.shape[1]
+        if n not in self.of_sizes:
+            lags = torch.arange(n) - torch.arange(n)[:, None]
+            at = (lags + WINDOW - 1).clamp(0, self.lag_vectors.shape[1] - 1)
+            self.of_sizes[n] = at.to(x.device), (lags.abs() < WINDOW).to(x.device)
+        at, is_near = self.of_sizes[n]
+        biases = self.of_queries(x).transpose(1, 2) @ self.lag_vectors  # [batch, heads, n, lags]
+        return biases.gather(-1, at.expand(*biases.shape[:3], n)) * is_near
+
+
 class Attention(nn.Module):
     """Multi-head attention of x [batch, n, dim] to itself, or to `memory`, by a Mechanism."""
 
@@ -173,7 +201,8 @@ class Attention(nn.Module):
             position = ("spline", tokens)
         if mechanism.rpe == "alibi":
             position = "alibi"
-        self.bias = Bias(heads, position, causal) if mechanism.rpe else None
+        self.query_bias = QueryBias(dim, heads, causal) if mechanism.rpe == "query" else None
+        self.bias = Bias(heads, position, causal) if mechanism.rpe and self.query_bias is None else None
         self.features = self.rival = None
         self.sinks = 0
         kernel, m = mechanism.kernel, mechanism.features
@@ -198,6 +227,13 @@ class Attention(nn.Module):
         q, k, v = self.q(x), self.k(memory), self.v(memory)
         return tuple(each.unflatten(-1, (self.heads, self.d)) for each in (q, k, v))
 
+    def of_decoder(self, x):
+        """What decoder() gets of tokens x: queries, with the channels of their vectors, keys and values."""
+        q, k, v = self.project(x, x)
+        if self.query_bias is not None:
+            q = torch.cat([q, self.query_bias.of_queries(x)], -1)
+        return q, k, v
+
     def forward(self, x, memory=None, padding=None):
         """padding: bool [batch, n_k], True for keys that no query attends to."""
         q, k, v = self.project(x, x if memory is None else memory)
@@ -205,15 +241,17 @@ class Attention(nn.Module):
             norms = [each.detach().norm(dim=-1).max().item() for each in (q, k)]
             self.largest_norm = max(self.largest_norm, norms[0] * norms[1] / math.sqrt(self.d))
         if self.features is not None:
-            y = self._kernelized(q, k, v, padding)
+            y = self._kernelized(q, k, v, padding, x)
         elif self.rival is not None:
             y = self.rival(*(each.transpose(1, 2) for each in (q, k, v)), x).transpose(1, 2)
         else:
-            y = self._softmax(q, k, v, padding)
+            y = self._softmax(q, k, v, padding, x)
         return self.out(y.flatten(2))
 
-    def _kernelized(self, q, k, v, padding):
+    def _kernelized(self, q, k, v, padding, x):
         parameters = {}
+        if self.query_bias is not None:
+            parameters = {"query_bias": (self.query_bias.of_queries(x), self.query_bias.lag_vectors)}
         if self.bias is not None:
             parameters = {"bias": self.bias.numbers(), "position": self.bias.of_nprf, "extra": self.bias.extra}
         y = nprf.torch.attention(
@@ -226,7 +264,7 @@ class Attention(nn.Module):
             self.reports.append(report)
         return y
 
-    def _softmax(self, q, k, v, padding):
+    def _softmax(self, q, k, v, padding, x):
         q, k, v = (each.transpose(1, 2) for each in (q, k, v))
         radius, scale = self.mechanism.radius, None
         if radius > 0:
@@ -235,13 +273,15 @@ class Attention(nn.Module):
         mask = None
         if self.bias is not None:
             mask = self.bias.matrix(n_q, n_k)[None]
-            if self.causal:
-                later = torch.ones(n_q, n_k, dtype=torch.bool, device=q.device).triu(1)
-                mask = mask.masked_fill(later, -math.inf)
+        if self.query_bias is not None:
+            mask = self.query_bias.matrix(x)
+        if mask is not None and self.causal:
+            later = torch.ones(n_q, n_k, dtype=torch.bool, device=q.device).triu(1)
+            mask = mask.masked_fill(later, -math.inf)
         if padding is not None:
             keys = torch.zeros_like(padding, dtype=q.dtype).masked_fill(padding, -math.inf)[:, None, None, :]
             mask = keys if mask is None else mask + keys
-        causal = self.causal and self.bias is None
+        causal = self.causal and self.bias is None and self.query_bias is None
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale).transpose(1, 2)
 
     def convert(self, features, near=0, sinks=0):
@@ -252,6 +292,8 @@ class Attention(nn.Module):
     def decoder(self, batch):
         """The nprf.Decoder of a causal kernelized layer."""
         position = None if self.bias is None else self.bias.position()
+        if self.query_bias is not None:
+            position = nprf.QueryBiased(self.query_bias.lag_vectors.detach().cpu().numpy())
         return nprf.Decoder(
             self.features, position, heads=self.heads, batch=batch, near=self.mechanism.near,
             normalization=self.normalization,
@@ -326,7 +368,7 @@ class LanguageModel(nn.Module):
             x = self.embedding(rows[-1], self.absolute, t)
             for block, decoder in zip(self.blocks, decoders):
                 y = block.norms[0](x)
-                qkv = (each.numpy() for each in block.attention.project(y, y))
+                qkv = (each.numpy() for each in block.attention.of_decoder(y))
                 y = torch.from_numpy(decoder.step(*qkv, layout="tokens_first"))
                 x = x + block.attention.out(y.flatten(2))
                 x = x + block.linear(block.norms[1](x))

@@ -10,7 +10,7 @@ from ..results import Results
 
 NAMES = (
     "fig1a", "fig1b", "theory", "table2", "table3", "table4", "table5", "table6", "fig2", "fig3a", "fig3b", "stability",
-    "served",
+    "served", "query_bias",
 )  # fmt: skip
 
 

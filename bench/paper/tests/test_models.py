@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from paper import training
-from paper.models import MECHANISMS, Attention, ImageModel, LanguageModel, Mechanism, Translator
+from paper.models import MECHANISMS, WINDOW, Attention, ImageModel, LanguageModel, Mechanism, Translator
 
 CAUSAL = [name for name in MECHANISMS if not name.startswith(("Linformer", "Nystromformer"))]
 
@@ -123,6 +123,26 @@ def test_exact_weights_make_the_kernelized_layer_softmax(position, causal):
         torch.testing.assert_close(near(x), softmax(x), rtol=0, atol=200 * eps * softmax(x).abs().max().item())
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_with_biases_of_queries_the_layers_differ_by_far_weights_alone(causal):
+    """Up to WINDOW tokens by none; further ones are of features, whose weights differ from exp by less than 1."""
+    softmax = Attention(16, 2, Mechanism(radius=1.0, rpe="query"), 0, causal=causal)
+    ours = Attention(16, 2, Mechanism("taylor", 1.0, "query", near=WINDOW), 0, causal=causal)
+    ours.load_state_dict(softmax.state_dict())
+    eps = torch.finfo(torch.float32).eps
+    for n, tolerance in ((WINDOW, 200 * eps), (3 * WINDOW, 0.1)):
+        x = torch.randn(2, n, 16)
+        with torch.no_grad():
+            expected, found = softmax(x), ours(x)
+        torch.testing.assert_close(found, expected, rtol=0, atol=tolerance * expected.abs().max().item())
+    assert not torch.equal(found, expected)
+    r, R = softmax.query_bias.of_queries(x), softmax.query_bias.lag_vectors
+    lag = -5 if causal else 7
+    bias = softmax.query_bias.matrix(x)[1, 1, 50, 50 + lag]
+    torch.testing.assert_close(bias, r[1, 50, 1] @ R[:, lag + WINDOW - 1])
+    assert softmax.query_bias.matrix(x)[1, 1, 100, 100 - WINDOW] == 0
+
+
 def test_kernelized_layer_with_a_grid_and_cls_is_the_formula_of_nprf():
     layer = Attention(16, 2, Mechanism("orf", 1.0, True), 21, position=("grid", 4, 5)).double()
     for each in layer.bias.parameters():
@@ -153,6 +173,17 @@ def test_generated_tokens_are_those_of_the_whole_sequence(name):
     model = LanguageModel(6, 12, 16, 2, 2, MECHANISMS[name], position=("table", 4)).eval()
     found = model.generate(12, 3, 5, torch.Generator().manual_seed(7))
     assert found.shape == (3, 12) and found.max() < 5
+    generator, rows = torch.Generator().manual_seed(7), torch.full((3, 1), 5)
+    with torch.no_grad():
+        for _ in range(12):
+            probabilities = model(rows)[:, -1, :5].softmax(-1)
+            rows = torch.cat([rows, torch.multinomial(probabilities, 1, generator=generator)], dim=1)
+    assert torch.equal(rows[:, 1:], found)
+
+
+def test_generated_tokens_with_biases_of_queries_are_those_of_the_whole_sequence():
+    model = LanguageModel(6, 12, 16, 2, 2, Mechanism("taylor", 1.0, "query", near=WINDOW)).eval()
+    found = model.generate(12, 3, 5, torch.Generator().manual_seed(7))
     generator, rows = torch.Generator().manual_seed(7), torch.full((3, 1), 5)
     with torch.no_grad():
         for _ in range(12):
