@@ -28,6 +28,7 @@ TEST_CASE("a subset of keys has their slots, their tokens and their rows", "[att
     REQUIRE(rows.rows() == count);
     for (Index l = 0; l < count; ++l) {
       const Index j = indices[static_cast<std::size_t>(l)];
+      CHECK(some[l] == j);
       CHECK(of.token_index(l) == keys.token_index(j));
       CHECK((l < of.outside) == (j == 0));
       if (l >= of.outside) CHECK(of.slots[l - of.outside] == slots[static_cast<std::size_t>(j - 1)]);

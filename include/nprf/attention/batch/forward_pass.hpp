@@ -239,7 +239,9 @@ class ForwardPass {
     }
     save_row_log_scales();
     assign(saved.r, m_x.r);
-    saved.exact_keys.assign(m_rows.exact_keys.indices().begin(), m_rows.exact_keys.indices().end());
+    saved.exact_keys.resize(static_cast<std::size_t>(m_rows.exact_keys.count()));
+    for (Index l = 0; l < m_rows.exact_keys.count(); ++l)
+      saved.exact_keys[static_cast<std::size_t>(l)] = m_rows.exact_keys[l];
     saved.queries.short_rows.assign(m_rows.q.indices().begin(), m_rows.q.indices().end());
     saved.keys.short_rows.assign(m_rows.k.indices().begin(), m_rows.k.indices().end());
     saved.engine_used_log_scales = m_product.factors().key_log_scales != nullptr;

@@ -76,9 +76,9 @@ struct ForwardRows {
         non_finite(position, keys, B, key_log_scales, team),
         exact_keys(find_exact_keys(x)) {
     compute_query_features();
-    for (const Index j : exact_keys.indices()) {
-      std::ranges::fill(writable_row(B, j), T(0));
-      if (key_log_scales) key_log_scales[j] = -std::numeric_limits<double>::infinity();
+    for (Index l = 0; l < exact_keys.count(); ++l) {
+      std::ranges::fill(writable_row(B, exact_keys[l]), T(0));
+      if (key_log_scales) key_log_scales[exact_keys[l]] = -std::numeric_limits<double>::infinity();
     }
   }
 
@@ -117,7 +117,7 @@ struct ForwardRows {
  private:
   KeySubset find_exact_keys(const SequenceInputs<T>& x) const {
     const LagProblem<T>& problem = position.problem();
-    if (problem.salient == 0) return KeySubset::first(std::min(problem.sinks, n_k()), keys, team);
+    if (problem.salient == 0) return {keys, std::min(problem.sinks, n_k()), team};
     Workspace& workspace = team.workspace();
     const SalientRule* rule = head.salient_rule;
     T* scores = workspace.template take<T>(n_k());

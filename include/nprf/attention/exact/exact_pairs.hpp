@@ -35,7 +35,7 @@ void for_each_field(const LagProblem<T>& problem, const Placement& keys, const K
   }
   if (problem.near.width > 0) {
     const Workspace::Scope scope(workspace);
-    use_field(near_pairs(problem, workspace), KeySubset::first(keys.count(), keys, team), query_biases);
+    use_field(near_pairs(problem, workspace), KeySubset(keys, keys.count(), team), query_biases);
   }
 }
 

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <numeric>
 #include <span>
 #include <type_traits>
 
@@ -19,17 +18,17 @@ class KeySubset {
  public:
   /// The keys with these indices, which must increase. O(indices), in the workspace, unless they are the first keys.
   KeySubset(const Placement& keys, std::span<const Index> indices, const Team& team)
-      : m_indices(indices), m_placement(are_first() ? keys.first(count()) : chosen(keys, team)), m_team(team) {}
+      : m_count(static_cast<Index>(indices.size())),
+        m_indices(indices.empty() || indices.back() + 1 == m_count ? std::span<const Index>() : indices),
+        m_placement(are_first() ? keys.first(m_count) : chosen(keys, team)),
+        m_team(team) {}
 
-  /// The first n keys; there must be as many. O(n).
-  static KeySubset first(Index n, const Placement& keys, const Team& team) {
-    Index* indices = team.workspace().take<Index>(n);
-    std::iota(indices, indices + n, Index{0});
-    return {keys, {indices, static_cast<std::size_t>(n)}, team};
-  }
+  /// The first n keys; there must be as many.
+  KeySubset(const Placement& keys, Index n, const Team& team) : m_count(n), m_placement(keys.first(n)), m_team(team) {}
 
-  Index count() const { return static_cast<Index>(m_indices.size()); }
-  std::span<const Index> indices() const { return m_indices; }
+  Index count() const { return m_count; }
+  /// The index of the l-th of them among all keys.
+  Index operator[](Index l) const { return are_first() ? l : m_indices[static_cast<std::size_t>(l)]; }
   const Placement& placement() const { return m_placement; }
 
   /// Their rows of x (n_k,c): a view of the first ones, else a copy in the workspace.
@@ -51,26 +50,26 @@ class KeySubset {
   /// Adds the sums to x, unless they are rows of x.
   template <Real T>
   void add_to(MatrixRef<T> x, const MatrixRef<T>& sums) const {
-    for (Index l = 0; !are_first() && l < count(); ++l)
-      add_scaled(writable_row(x, m_indices[static_cast<std::size_t>(l)]), T(1), row_of(sums, l));
+    for (Index l = 0; !are_first() && l < count(); ++l) add_scaled(writable_row(x, (*this)[l]), T(1), row_of(sums, l));
   }
 
  private:
-  bool are_first() const { return m_indices.empty() || m_indices.back() + 1 == count(); }
+  bool are_first() const { return m_indices.empty(); }
 
   Placement chosen(const Placement& keys, const Team& team) const {
     const Index outside = std::ranges::lower_bound(m_indices, keys.outside) - m_indices.begin();
     Index *token_indices = team.workspace().take<Index>(count()),
           *slots = team.workspace().take<Index>(count() - outside);
     for (Index l = 0; l < count(); ++l) {
-      const Index j = m_indices[static_cast<std::size_t>(l)];
+      const Index j = (*this)[l];
       token_indices[l] = keys.token_index(j);
       if (l >= outside) slots[l - outside] = keys.slots[j - keys.outside];
     }
     return Placement({count() - outside, 0, slots}, outside, token_indices);
   }
 
-  std::span<const Index> m_indices;
+  Index m_count;
+  std::span<const Index> m_indices;  // empty if they are the first keys
   Placement m_placement;
   const Team& m_team;
 };
