@@ -280,9 +280,9 @@ TEST_CASE("vectors of lags that do not fit are refused", "[attention]") {
   check_invalid(make(R, {.direction = Direction::causal}), {"near: expected more than 0", "lag_vectors", "got 0"});
   check_invalid(make(R, {.direction = Direction::causal, .near = 5}), {"lag_vectors: expected 5 columns", "got 4"});
   check_invalid(make(R, {.near = 4}), {"lag_vectors: expected 7 columns", "got 4"});
-  Matrix<double> infinite = R;
-  infinite(1, 2) = std::numeric_limits<double>::infinity();
-  check_invalid(make(infinite, {.direction = Direction::causal, .near = 4}), {"lag_vectors: expected finite numbers"});
+  for (const Direction direction : {Direction::bidirectional, Direction::causal})
+    check_invalid(make(R, {.direction = direction, .near = std::numeric_limits<Index>::max()}),
+                  {direction == Direction::causal ? "expected 9223372036854775807" : "expected 18446744073709551613"});
   using Grid = QueryBiased<GridPosition<double>>;
   check_invalid(
       [&] {

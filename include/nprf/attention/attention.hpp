@@ -43,7 +43,7 @@ class Attention {
   /// of the position is NaN or +infinity, if the position is built for another direction (T5Position), or if `near`,
   /// `sinks` or `salient` is negative, or positive for a map that does not estimate exp or has no log-factors
   /// (feature_map.hpp), or `salient` is positive for causal attention without salient_rules, or these are for other
-  /// numbers of heads or channels.
+  /// numbers of heads or channels, or vectors of lags (QueryBiased) are not one for each lag of the near field.
   Attention(F features, P position, AttentionOptions options = {})
       : m_heads(std::move(features), std::move(position), options) {}
 
@@ -56,9 +56,9 @@ class Attention {
   const P& position() const { return m_heads.positions()[0]; }
   const AttentionOptions& options() const { return m_heads.options(); }
 
-  /// q (n_q,d) k (n_k,d) v (n_k,d_v) -> y (n_q,d_v), on all threads. A row that attends to no key is zero. Throws
-  /// InvalidArgument if the shapes do not match, and std::bad_alloc. Memory O(n (r + d_v)); the time depends on the
-  /// engine (toeplitz/product.hpp).
+  /// q (n_q,d) k (n_k,d) v (n_k,d_v) -> y (n_q,d_v), on all threads; q (n_q,d+rank) with vectors of lags (QueryBiased).
+  /// A row that attends to no key is zero. Throws InvalidArgument if the shapes do not match, and std::bad_alloc.
+  /// Memory O(n (r + d_v)); the time depends on the engine (toeplitz/product.hpp).
   Matrix<T> operator()(const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v,
                        const CallOptions& call = {}) const {
     Matrix<T> y = result(q, k, v);

@@ -92,7 +92,8 @@ class Saved {
 /// largest derivative of q.k. For features of both signs, p_ij has |phi(q_i)| |phi(k_j)| in place of phi(q_i).phi(k_j),
 /// and |D_i| in place of D_i. Because of underflow, the magnitudes count every p_ij, of any key of the sequence, as at
 /// least the square root of the smallest normal number, and every p_ij s_i as at least the smallest normal number times
-/// the largest |dy_i|_1 and |v_j| of the sequence.
+/// the largest |dy_i|_1 and |v_j| of the sequence. The gradients of the vectors of queries and lags (QueryBiased) have
+/// no bound.
 struct GradientReport {
   Engine engine = Engine::automatic;  // of the first sequence; automatic if there was nothing to compute
   Index recomputed_queries = 0;       // gradients of queries, keys and lags that failed their error bound, and were

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <numeric>
 #include <span>
@@ -146,6 +147,14 @@ Matrix<T> transposed_product(const Matrix<T>& a, const Matrix<T>& b) {
 template <class T>
 T norm(std::span<const T> x) {
   return detail::vector_of(x).norm();
+}
+/// The largest |x_i| of the finite rows of x (n,d), whose squares are summed in double; 0 if there is none.
+template <class X>
+double largest_norm(const X& x) {
+  double square = 0;
+  for (Index i = 0; i < x.rows(); ++i)
+    if (const auto row = row_of(x, i); is_finite(row)) square = std::max(square, dot_in_double(row, row));
+  return std::sqrt(square);
 }
 /// norms_i = |x_i| for the rows of x (n,d).
 template <Real T>

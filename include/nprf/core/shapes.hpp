@@ -25,10 +25,8 @@ ProductShape product_shape(const MatrixView<T>& A, const MatrixView<T>& B, const
 /// Throws InvalidArgument unless queries have `input_dim` channels, those of the feature map, and `rank` more, those of
 /// the position's vectors of lags.
 inline void check_query_channels(Index channels, Index input_dim, Index rank) {
-  require(rank > 0 || channels == input_dim, "queries: expected ", input_dim,
-          " columns (the feature map's input_dim), got ", channels);
-  require(channels == input_dim + rank, "queries: expected ", input_dim + rank,
-          " columns (the feature map's input_dim and the rank of the position's lag_vectors), got ", channels);
+  require(channels == input_dim + rank, "queries: expected ", input_dim + rank, " columns (the feature map's input_dim",
+          rank > 0 ? " and the rank of the position's lag_vectors" : "", "), got ", channels);
 }
 
 /// The sizes of one attention call:  q (n_q,d)  k (n_k,d)  v (n_k,d_v)  ->  y (n_q,d_v).

@@ -18,9 +18,10 @@ namespace nprf {
 /// An attention with such a position needs a near field (AttentionOptions::near) of the width that R is for. O(rank) a
 /// near pair. P must not assign slots to tokens (PlacedPosition).
 ///
-///     QueryBiased position(NoPosition<float>(), R);                                // R (rank,near) if causal
-///     Attention attention(TaylorFeatures<float>(64), position, {Direction::causal, Normalization::unit(1), {}, near});
-///     Matrix<float> y = attention(q, k, v);                                        // q (n_q,64+rank) k (n_k,64)
+///     QueryBiased position(NoPosition<float>(), R);  // R (rank,near) if causal
+///     Attention attention(TaylorFeatures<float>({.input_dim = 64}), position,
+///                         {.direction = Direction::causal, .near = near});
+///     Matrix<float> y = attention(q, k, v);          // q (n_q,64+rank) k (n_k,64) v (n_k,d_v)
 template <Position P>
 class QueryBiased : public P {
  public:

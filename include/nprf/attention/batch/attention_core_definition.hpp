@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -79,10 +80,12 @@ void check_lag_vectors(const PositionView<T>& position, const HeadModels<T>& hea
   const AttentionOptions& options = heads.options();
   require(!position.is_placed(), "position: expected none with lag_vectors that assigns slots to tokens, got one");
   require(options.near > 0, "near: expected more than 0 for a position with lag_vectors, got 0");
-  const Index lags = options.direction == Direction::causal ? options.near : 2 * options.near - 1,
-              columns = position.lag_vectors()->cols();
-  require(columns == lags, "lag_vectors: expected ", lags, " columns (one for each lag of the near field), got ",
-          columns);
+  // without a sign the width doubled does not overflow
+  const std::uint64_t near = static_cast<std::uint64_t>(options.near),
+                      lags = options.direction == Direction::causal ? near : 2 * near - 1;
+  const Index columns = position.lag_vectors()->cols();
+  require(std::cmp_equal(columns, lags), "lag_vectors: expected ", lags,
+          " columns (one for each lag of the near field), got ", columns);
 }
 
 template <Real T>

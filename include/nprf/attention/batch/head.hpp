@@ -61,10 +61,7 @@ struct Head {
   double largest_norm(const MatrixView<T>& x) const {
     if (normalization.is_unit()) return normalization.radius();
     const double scale = features.estimates_exp() ? std::pow(static_cast<double>(x.cols()), -0.25) : 1;
-    double square = 0;
-    for (Index i = 0; i < x.rows(); ++i)
-      if (const auto row = row_of(x, i); is_finite(row)) square = std::max(square, dot_in_double(row, row));
-    return scale * std::sqrt(square);
+    return scale * nprf::largest_norm(x);
   }
 
   static RowScale<T> as_span(const Eigen::Ref<Vector<T>>& scale) {

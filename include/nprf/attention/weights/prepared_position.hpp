@@ -161,7 +161,9 @@ class PreparedPosition {
                    Index offset, Pass pass, const Team& team, double max_deviation = 0)
       : m_problem(lower(position, options, offset, shape.n_q, shape.n_k, pass, team.workspace())),
         m_lag_vectors(position.lag_vectors()),
-        m_first_lag(offset + 1 - options.near),
+        m_lags_of_vectors(m_lag_vectors
+                              ? LagRange{offset + 1 - options.near, offset + m_lag_vectors->cols() - options.near}
+                              : LagRange{}),
         m_attendance(m_problem, team.workspace()),
         m_products(m_problem, options.engine, shape, pass, max_deviation, team) {
     require(options.engine != Engine::grid || m_problem.has_own_slots,
@@ -171,15 +173,13 @@ class PreparedPosition {
   const LagProblem<T>& problem() const { return m_problem; }
   /// The biases of near pairs that depend on the vectors r (n_q,rank) of the queries; none if the rank is 0.
   QueryBiases<T> query_biases(const MatrixView<T>& r) const {
-    return m_lag_vectors ? QueryBiases<T>(r, *m_lag_vectors, m_first_lag) : QueryBiases<T>();
+    return m_lag_vectors ? QueryBiases<T>(r, *m_lag_vectors, m_lags_of_vectors) : QueryBiases<T>();
   }
-  /// The lags of such vectors.
-  LagRange lags_of_vectors() const {
-    return m_lag_vectors ? LagRange{m_first_lag, m_first_lag + m_lag_vectors->cols() - 1} : LagRange{};
-  }
-  /// A bound of the magnitudes of such biases.
+  /// The lags that have vectors; empty if the rank is 0.
+  const LagRange& lags_of_vectors() const { return m_lags_of_vectors; }
+  /// A bound of the magnitudes of such biases, from those of the finite rows of r and of the vectors of lags.
   double bound_of_query_biases(const MatrixView<T>& r) const {
-    return m_lag_vectors ? nprf::bound_of_query_biases<T>(r, *m_lag_vectors) : 0;
+    return m_lag_vectors ? largest_norm(r) * static_cast<double>(m_lag_vectors->colwise().norm().maxCoeff()) : 0;
   }
   const Attendance<T>& attendance() const { return m_attendance; }
   const ProductChoice<T>& products() const { return m_products; }
@@ -207,7 +207,7 @@ class PreparedPosition {
  private:
   LagProblem<T> m_problem;
   const Matrix<T>* m_lag_vectors;  // R of QueryBiases, or null
-  Index m_first_lag;               // of its first column
+  LagRange m_lags_of_vectors;
   Attendance<T> m_attendance;
   ProductChoice<T> m_products;
 };

@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-
 #include "nprf/core/lags.hpp"
-#include "nprf/core/rows.hpp"
 #include "nprf/core/types.hpp"
 
 namespace nprf {
@@ -17,13 +13,13 @@ class QueryBiases {
  public:
   /// No such biases.
   QueryBiases() = default;
-  /// `first` is the lag of the first column of R.
-  QueryBiases(const MatrixView<T>& r, const Matrix<T>& lag_vectors, Index first)
-      : m_r(r.data()), m_stride(r.outerStride()), m_R(&lag_vectors), m_first(first) {}
+  /// `lags` are those of the columns of R.
+  QueryBiases(const MatrixView<T>& r, const Matrix<T>& lag_vectors, const LagRange& lags)
+      : m_r(r.data()), m_stride(r.outerStride()), m_R(&lag_vectors), m_lags(lags) {}
 
   bool any() const { return m_R != nullptr; }
   /// The lags of the columns of R.
-  LagRange lags() const { return any() ? LagRange{m_first, m_first + m_R->cols() - 1} : LagRange{}; }
+  const LagRange& lags() const { return m_lags; }
 
   /// b (count) += r_i.R of the columns from `column` on.
   void add(Index i, Index column, Index count, T* b) const {
@@ -46,18 +42,7 @@ class QueryBiases {
   const T* m_r = nullptr;  // (n_q,rank)
   Index m_stride = 0;
   const Matrix<T>* m_R = nullptr;
-  Index m_first = 0;
+  LagRange m_lags;
 };
-
-/// A bound of |r_i.R[lag]|: the largest norm of a row of r (n_q,rank) times that of a column of R (rank,lags); 0 if the
-/// rank is 0.
-template <Real T>
-double bound_of_query_biases(const MatrixView<T>& r, const Matrix<T>& lag_vectors) {
-  if (lag_vectors.rows() == 0) return 0;
-  double square = 0;
-  for (Index i = 0; i < r.rows(); ++i)
-    if (const auto row = row_of(r, i); is_finite(row)) square = std::max(square, dot_in_double(row, row));
-  return std::sqrt(square * static_cast<double>(lag_vectors.colwise().squaredNorm().maxCoeff()));
-}
 
 }  // namespace nprf
