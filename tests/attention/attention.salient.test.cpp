@@ -40,16 +40,6 @@ PositiveFeatures<T> positive() {
 
 TaylorFeatures<double> taylor() { return TaylorFeatures<double>({.input_dim = d, .directions = 3}); }
 
-template <Real T, class F>
-void check_engines(const F& map, std::uint64_t seed) {
-  Mask mask = Mask::Constant(n, true);
-  for (Index j = 0; j < n; ++j) mask[j] = j != 0 && j % 7 != 2;
-  std::vector<ExactPairsOptions> all{{4, 3, 6}};
-  if (!NPRF_TEST_SANITIZED) all = {{0, 0, 1}, {0, 0, 20}, {4, 3, 6}, {9, 0, 40}, {0, 2, 300}};
-  test::check_engines<T>(map, seed, random_tokens<T>(n, n, d, d_v, seed), random_tokens<T>(n, 61, d, d_v, seed + 1),
-                         mask, all);
-}
-
 // q.k is large for these two keys alone, which all queries resemble
 constexpr Index salient[] = {37, 71};
 Tokens<double> tokens_with_salient_keys(std::uint64_t seed) {
@@ -80,9 +70,7 @@ AttentionOptions of_rule(AttentionOptions options, double share = 0.02) {
 }  // namespace
 
 TEST_CASE("attention with salient keys equals the formula, by every engine", "[attention]") {
-  check_engines<double>(positive<double>(), 1);
-  if (!NPRF_TEST_SANITIZED) check_engines<float>(positive<float>(), 2);
-  if (!NPRF_TEST_SANITIZED) check_engines<double>(taylor(), 3);
+  check_engines_of_maps({{4, 3, 6}, {0, 0, 1}, {0, 0, 20}, {9, 0, 40}, {0, 2, 300}});
 }
 
 TEST_CASE("the salient keys of a grid may be extra tokens", "[attention]") {

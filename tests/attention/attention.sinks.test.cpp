@@ -38,16 +38,6 @@ PositiveFeatures<T> positive() {
 
 TaylorFeatures<double> taylor() { return TaylorFeatures<double>({.input_dim = d, .directions = 3}); }
 
-template <Real T, class F>
-void check_engines(const F& map, std::uint64_t seed) {
-  Mask mask = Mask::Constant(n, true);
-  for (Index j = 0; j < n; ++j) mask[j] = j != 0 && j % 7 != 2;  // key 1 is the first
-  std::vector<ExactPairsOptions> all{{4, 3}};
-  if (!NPRF_TEST_SANITIZED) all = {{0, 1}, {0, 5}, {4, 3}, {9, 70}, {0, 300}};
-  test::check_engines<T>(map, seed, random_tokens<T>(n, n, d, d_v, seed), random_tokens<T>(n, 61, d, d_v, seed + 1),
-                         mask, all);
-}
-
 std::size_t at(Index i) { return static_cast<std::size_t>(i); }
 
 // q.k is large for the first key alone, which all queries resemble
@@ -63,9 +53,7 @@ Tokens<double> tokens_with_sink(std::uint64_t seed) {
 }  // namespace
 
 TEST_CASE("attention with sinks equals the formula, by every engine", "[attention]") {
-  check_engines<double>(positive<double>(), 1);
-  if (!NPRF_TEST_SANITIZED) check_engines<float>(positive<float>(), 2);
-  if (!NPRF_TEST_SANITIZED) check_engines<double>(taylor(), 3);
+  check_engines_of_maps({{4, 3}, {0, 1}, {0, 5}, {9, 70}, {0, 300}});
 }
 
 TEST_CASE("the first keys of a grid are its extra tokens", "[attention]") {

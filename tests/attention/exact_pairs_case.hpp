@@ -3,9 +3,12 @@
 
 #include <cstdint>
 #include <span>
+#include <type_traits>
+#include <vector>
 
 #include "nprf/attention/attention.hpp"
 #include "nprf/feature_map/positive.hpp"
+#include "nprf/feature_map/taylor.hpp"
 #include "nprf/position/alibi.hpp"
 #include "nprf/position/relative.hpp"
 #include "nprf/position/t5.hpp"
@@ -73,6 +76,24 @@ void check_engines(const F& map, std::uint64_t seed, const Tokens<T>& x, const T
     check(AlibiPosition<T>(T(0.05)), direction);
     check(T5Position<T>(buckets, direction), direction);
   }
+}
+
+/// check_engines() for 100 tokens, by positive features and by a series; the mask leaves out key 0, too. Under
+/// sanitizers only by positive features in double, and only the first of `all`.
+inline void check_engines_of_maps(std::vector<ExactPairsOptions> all) {
+  constexpr Index n = 100, d = 5, d_v = 3;
+  Mask mask = Mask::Constant(n, true);
+  for (Index j = 0; j < n; ++j) mask[j] = j != 0 && j % 7 != 2;
+  if (NPRF_TEST_SANITIZED) all.resize(1);
+  const auto check = [&](const auto& map, std::uint64_t seed) {
+    using T = typename std::remove_cvref_t<decltype(map)>::Scalar;
+    check_engines<T>(map, seed, random_tokens<T>(n, n, d, d_v, seed), random_tokens<T>(n, 61, d, d_v, seed + 1), mask,
+                     all);
+  };
+  check(exact_pairs_map<double>(d), 1);
+  if (NPRF_TEST_SANITIZED) return;
+  check(exact_pairs_map<float>(d), 2);
+  check(TaylorFeatures<double>({.input_dim = d, .directions = 3}), 3);
 }
 
 }  // namespace nprf::test
