@@ -309,6 +309,8 @@ def test_a_session_after_an_error(rng):
         ({"cumulative_lengths": torch.tensor([0, 5, 20])}, "cumulative_lengths: expected None"),
         ({"engine": "direct"}, "engine: expected 'automatic'"),
         ({"tolerance": 1e-3}, "tolerance: expected 0.0"),
+        ({"salient": 2}, "salient: expected 0"),
+        ({"near": 4, "query_bias": (torch.ones(2, H, 20, 5), torch.ones(5, 7))}, "query_bias: expected None"),
         ({"features": nprf.ProjectedFeatures("positive", np.ones((3, D)))}, "features: expected a map that the"),
     ],
 )

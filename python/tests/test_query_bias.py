@@ -150,6 +150,10 @@ def test_torch_errors():
         nprf.torch.attention(x, k, v, query_bias=(r, vectors[:2]), **options)
     with pytest.raises(TypeError, match="query_bias: expected a tensor, got list"):
         nprf.torch.attention(x, k, v, query_bias=([], vectors), **options)
+    with pytest.raises(TypeError, match=r"query_bias: expected \(r, R\), got Tensor"):
+        nprf.torch.attention(x, k, v, query_bias=vectors, **options)
+    with pytest.raises(TypeError, match="query_bias: expected torch.float64, as the queries, got torch.float32"):
+        nprf.torch.attention(x, k, v, query_bias=(r.float(), vectors), **options)
     with pytest.raises(ValueError, match="near: expected more than 0"):
         nprf.torch.attention(x, k, v, query_bias=(r, vectors), features=nprf.taylor(D), causal=True)
     with pytest.raises(ValueError, match="query_bias: expected None with a grid"):

@@ -470,6 +470,8 @@ class _Call(NamedTuple):
 
 def _with_query_bias(q: Tensor, query_bias: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """q with the channels of r, and the vectors of lags."""
+    if not isinstance(query_bias, (tuple, list)) or len(query_bias) != 2:
+        raise TypeError(f"query_bias: expected (r, R), got {type(query_bias).__name__}")
     r, lag_vectors = query_bias
     for name, x in (("queries", q), ("query_bias", r), ("query_bias", lag_vectors)):
         if not isinstance(x, Tensor):
@@ -483,7 +485,7 @@ def _with_query_bias(q: Tensor, query_bias: tuple[Tensor, Tensor]) -> tuple[Tens
             f"query_bias: expected vectors of lags of the shape [{r.shape[-1]}, lags], or with heads in front, got "
             f"{list(lag_vectors.shape)}"
         )
-    return torch.cat([q, r.to(q.dtype)], -1), lag_vectors
+    return torch.cat([q, _of_type(r, "query_bias", q.dtype)], -1), lag_vectors
 
 
 def _attend_in_a_graph(call: _Call, features: Union[Features, NamedMap]) -> Tensor:
